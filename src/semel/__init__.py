@@ -1,0 +1,1 @@
+"""Exactly-once from source to sink for PySpark Structured Streaming."""

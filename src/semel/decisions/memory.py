@@ -1,0 +1,33 @@
+"""Records in memory: for unit tests and the simulation. It survives a simulated crash, not a real one."""
+
+from __future__ import annotations
+
+import threading
+
+from semel.decisions.base import RecordStore
+
+
+class MemoryStore(RecordStore):
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def create(self, path: str, content: bytes) -> bool:
+        with self._lock:
+            return self._files.setdefault(path, content) is content
+
+    def read(self, path: str) -> bytes | None:
+        return self._files.get(path)
+
+    def exists(self, path: str) -> bool:
+        return path in self._files
+
+    def list(self, folder: str) -> list[str]:
+        prefix = f"{folder}/"
+        return sorted(p[len(prefix) :] for p in list(self._files) if p.startswith(prefix) and "/" not in p[len(prefix) :])
+
+    def delete(self, path: str) -> None:
+        self._files.pop(path, None)
+
+    def describe(self) -> str:
+        return "memory"

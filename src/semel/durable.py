@@ -1,0 +1,64 @@
+"""What it takes for a local file to survive a power cut."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+TEMPORARY = ".tmp-"
+
+
+def create_file(target: Path, content: bytes, *, written: Callable[[], None] = lambda: None) -> bool:
+    """Create a file whole and durable, or not at all. False when it exists; of several creators one gets True.
+
+    A synced temporary file is linked to its name: `link` fails if the name exists, atomically. `written` is called
+    in between, where a test may kill the process.
+    """
+    make_folders(target.parent)
+    temporary = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        written()
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    # The name is in the folder, and the folder reaches the disk before anybody acts on the file.
+    sync_folder(target.parent)
+    return True
+
+
+def make_folders(folder: Path) -> None:
+    """Create a folder and make its name durable in each parent that had to be created too."""
+    if folder.is_dir():
+        return
+    make_folders(folder.parent)
+    with suppress(FileExistsError):
+        folder.mkdir()
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable: a synced file whose name is lost is lost (fsync(2))."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a written file durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

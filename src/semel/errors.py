@@ -1,0 +1,117 @@
+"""Everything that semel raises.
+
+    SemelError
+    ├── ConfigError              the pipeline as written cannot run; nothing was started
+    │   ├── Refused              an option, trigger or source that breaks the guarantee
+    │   ├── SchemaMismatch       the rows do not fit the sink
+    │   └── MissingExtra         a client library is not installed
+    ├── CheckpointError          the checkpoint and this pipeline do not belong together; nothing was started
+    │   ├── CheckpointUnusable   it cannot be read or written
+    │   ├── AnotherPipeline      it belongs to another pipeline
+    │   ├── CheckpointRolledBack a sink knows batches that the checkpoint does not
+    │   ├── CorruptRecord        a record is damaged
+    │   └── NewerRecord          a record was written by a newer semel
+    ├── SinkUnavailable          retryable: a store did not let us in
+    ├── BatchFailed              retryable: rolled back, nothing of the batch is visible
+    ├── CommitStalled            retryable: decided, a sink has yet to commit; the next start completes it
+    ├── DecisionUnknown          retryable: the log did not answer; the next start settles it
+    ├── Fenced                   fatal: a newer incarnation runs this pipeline
+    └── InDoubt                  needs a person: a sink cannot say what happened
+
+An error has three lines: what failed, what is true of the data now, what to do next.
+"""
+
+from __future__ import annotations
+
+
+class SemelError(Exception):
+    """Base of all errors. Subclasses give the second and third line unless the raiser knows better."""
+
+    data_now = "not known"
+    remedy = "Please report this as a bug of semel."
+
+    def __init__(self, what: str, *, data_now: str = "", remedy: str = "") -> None:
+        self.what = what
+        self.data_now = data_now or self.data_now
+        self.remedy = remedy or self.remedy
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  the data now: {self.data_now}\n  what to do: {self.remedy}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.data_now, self.remedy)
+
+
+def _rebuild(kind: type[SemelError], what: str, data_now: str, remedy: str) -> SemelError:
+    return kind(what, data_now=data_now, remedy=remedy)
+
+
+class ConfigError(SemelError):
+    data_now = "nothing was started and no row was written"
+    remedy = "Correct the pipeline and start it again."
+
+
+class Refused(ConfigError):
+    pass
+
+
+class SchemaMismatch(ConfigError):
+    remedy = "Select or cast the columns so that they match the sink, or name another table or folder."
+
+
+class MissingExtra(ConfigError):
+    def __init__(self, what: str, *, data_now: str = "", remedy: str = "", extra: str = "") -> None:
+        super().__init__(what, data_now=data_now, remedy=remedy or f"Install it: pip install 'semel[{extra}]'")
+
+
+class CheckpointError(SemelError):
+    data_now = "this start wrote nothing; what was visible before still is"
+
+
+class CheckpointUnusable(CheckpointError):
+    remedy = "Name a checkpointLocation that this user can read and write."
+
+
+class AnotherPipeline(CheckpointError):
+    remedy = "Give this pipeline a checkpointLocation of its own."
+
+
+class CheckpointRolledBack(CheckpointError):
+    remedy = "Restore the newest checkpoint folder. If it is lost, a person must decide what to do with the rows above."
+
+
+class CorruptRecord(CheckpointError):
+    remedy = "Restore the file from a copy of the checkpoint. Do not delete it: it may hold the decision of a batch."
+
+
+class NewerRecord(CheckpointError):
+    remedy = "Run this pipeline with the newer semel that wrote the record."
+
+
+class SinkUnavailable(SemelError):
+    data_now = "nothing was changed by this call"
+    remedy = "Bring the store back, or end what holds it, and start the pipeline again."
+
+
+class BatchFailed(SemelError):
+    data_now = "the batch was rolled back: nothing of it is visible in any sink"
+    remedy = "Mend the cause and start the pipeline again: the batch runs again from the same offsets."
+
+
+class CommitStalled(SemelError):
+    remedy = "Bring the sink back and start the pipeline again: it commits what is left, without running the batch again."
+
+
+class DecisionUnknown(SemelError):
+    data_now = "nothing of the batch is visible; whether it was decided is not known yet"
+    remedy = "Start the pipeline again: it reads the log, then commits the batch or rolls it back."
+
+
+class Fenced(SemelError):
+    data_now = "this driver made nothing of its last batch visible; the newer one goes on from there"
+    remedy = "Leave this one stopped. Run a pipeline in one place only."
+
+
+class InDoubt(SemelError):
+    remedy = "Look at the sink by hand, then resolve the named transactions."

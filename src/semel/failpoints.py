@@ -1,0 +1,80 @@
+"""Named places where a test kills the process for real.
+
+Each arrow of the protocol has a name in `FAILPOINTS`. The environment variable names a point, the hit at which it
+acts (the first unless said) and what it does (kill unless said):
+
+    SEMEL_FAILPOINTS="batch.decided"                 SIGKILL when a batch has been decided
+    SEMEL_FAILPOINTS="task.prepared@3"               SIGKILL at the third hit in that process
+    SEMEL_FAILPOINTS="batch.prepared@2=stop"         SIGSTOP: how a zombie driver is made
+    SEMEL_FAILPOINTS="batch.staged=fail"             raise an error
+
+A driver that leads its process group takes the group along, its JVM included; a task takes only its Python worker.
+Hits are counted per process. Without the variable a failpoint costs one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+VARIABLE = "SEMEL_FAILPOINTS"
+
+# name -> what has just happened there, in the order of one batch's life.
+FAILPOINTS = {
+    "startup.claimed": "this incarnation is claimed, nothing is recovered yet",
+    "startup.closed": "the slot that an older incarnation might still decide in is closed",
+    "startup.committed": "decided batches were committed forward, nothing is swept yet",
+    "startup.swept": "what was left of older incarnations is gone",
+    "batch.began": "Spark handed us the batch, nothing is written",
+    "task.wrote": "a task wrote its first rows, nothing is promised",
+    "task.prepared": "a task made its branches durable, the driver does not know yet",
+    "batch.staged": "the driver holds every staged part",
+    "batch.prepared": "every sink has prepared",
+    "log.written": "the decision is on disk under a temporary name",
+    "batch.decided": "the decision is durable, no sink has committed",
+    "sqlite.moved": "rows and ledger row are in the open transaction",
+    "sqlite.committed": "the rows are visible, the coordinator does not know yet",
+    "files.half_renamed": "some files of the batch carry their final names",
+    "files.renamed": "every file has its final name, the manifest is missing",
+    "files.committed": "the manifest is written, the coordinator does not know yet",
+    "batch.committed": "every sink has committed, Spark has not written commits/N",
+}
+
+_hits: Counter[str] = Counter()
+
+
+class FailpointError(RuntimeError):
+    """Raised by a failpoint whose action is `fail`."""
+
+
+def parse(text: str) -> dict[str, tuple[int, str]]:
+    """`point[@nth][=action]`, separated by commas -> point: (nth, action)."""
+    plan = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        rest, _, action = item.partition("=")
+        point, _, nth = rest.partition("@")
+        if point not in FAILPOINTS:
+            raise ValueError(f"unknown failpoint {point!r}; known: {', '.join(FAILPOINTS)}")
+        if action not in ("", "kill", "stop", "fail"):
+            raise ValueError(f"unknown action {action!r} of failpoint {point}; use kill, stop or fail")
+        plan[point] = (int(nth or 1), action or "kill")
+    return plan
+
+
+def failpoint(point: str) -> None:
+    """Act here if the environment says so."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
+    nth, action = parse(text).get(point, (0, ""))
+    _hits[point] += 1
+    if _hits[point] != nth:
+        return
+    if action == "fail":
+        raise FailpointError(f"failpoint {point}, hit {nth}")
+    sign = signal.SIGSTOP if action == "stop" else signal.SIGKILL
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, sign)
+    else:
+        os.kill(os.getpid(), sign)

@@ -1,0 +1,104 @@
+"""Facts in, resolution out: what a start does about each batch and each branch that it finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from semel.ids import Branch
+from semel.protocol.events import Committable, Decided, Journal, Started
+from semel.protocol.step import ProtocolError
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one batch. `journal` must have been read before `newest_claim`: see the theory of operation."""
+
+    journal: Journal
+    checkpointed: bool
+    incarnation: int
+    newest_claim: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Nothing is decided: run the batch, and decide it in this slot."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class CommitForward:
+    """The batch is decided: commit these, do not write the rows again."""
+
+    attempt: int
+    committables: tuple[Committable, ...]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Spark has checkpointed the batch: every sink has committed it."""
+
+
+@dataclass(frozen=True)
+class StandDown:
+    """A newer incarnation runs this pipeline."""
+
+    newest_claim: int
+
+
+@dataclass(frozen=True)
+class Unclear:
+    """The batch was begun at-most-once: nobody can say whether it was written."""
+
+
+Resolution: TypeAlias = Run | CommitForward | Nothing | StandDown | Unclear
+
+
+def resolve_batch(facts: Facts) -> Resolution:
+    """What to do about a batch. The order matters: a driver that has been superseded acts on nothing."""
+    if facts.newest_claim > facts.incarnation:
+        return StandDown(facts.newest_claim)
+    if facts.checkpointed:
+        return Nothing()
+    if any(isinstance(record, Started) for record in facts.journal):
+        return Unclear()
+    committables = effective_committables(facts.journal)
+    if committables is None:
+        return Run(attempt=len(facts.journal))
+    return CommitForward(attempt=len(facts.journal), committables=committables)
+
+
+def effective_committables(journal: Journal) -> tuple[Committable, ...] | None:
+    """What the journal decided, mends applied; None when nothing is decided. A closed slot changes nothing."""
+    decision: dict[str, Committable] | None = None
+    for slot, record in enumerate(journal):
+        if record.attempt.attempt != slot:
+            raise ProtocolError(f"slot {slot} holds a record of attempt {record.attempt.attempt}")
+        if isinstance(record, Decided):
+            if (decision is not None) != record.mends:
+                raise ProtocolError(f"slot {slot} decides a batch that was decided before, or mends one that was not")
+            decision = {**(decision or {}), **{c.key: c for c in record.committables}}
+    return None if decision is None else tuple(decision.values())
+
+
+class Fate(Enum):
+    """What becomes of a branch that a sink still holds at start."""
+
+    KEEP = "it belongs to a decision that is still to be committed"
+    ABORT = "no decision names it, and none ever will"
+    REFUSE = "it is newer than anything this checkpoint knows"
+
+
+def resolve_leftover(branch: Branch, journal: Journal, *, next_batch: int, incarnation: int) -> Fate:
+    """The fate of one leftover. `journal` is that of its batch; `next_batch` is the first that Spark will run."""
+    if branch.attempt.incarnation > incarnation or branch.attempt.batch > next_batch:
+        return Fate.REFUSE
+    if branch.attempt.batch < next_batch:
+        return Fate.ABORT
+    named = {name for c in effective_committables(journal) or () for name in c.branches}
+    if str(branch) in named:
+        return Fate.KEEP
+    # An open slot may still be decided by its owner; only a closed or decided one proves that nobody will.
+    return Fate.ABORT if branch.attempt.attempt < len(journal) else Fate.KEEP

@@ -1,0 +1,8 @@
+"""The sinks. A new one is one module here, one line in `registry.py`, one test harness and one page in docs/sinks."""
+
+from semel.sinks.base import Sink
+from semel.sinks.files import Files
+from semel.sinks.memory import Memory
+from semel.sinks.sqlite import Sqlite
+
+__all__ = ["Files", "Memory", "Sink", "Sqlite"]

@@ -1,0 +1,174 @@
+"""What a sink is made of. One contract suite (tests/contract) covers every sink.
+
+    Sink          what the user writes: frozen, picklable, validated when made; holds no connection
+    Writer        on an executor: turns Arrow batches into one staged part, durable and invisible
+    StagedPart    what a writer hands to the driver; not yet a promise of the sink
+    Participant   on the driver: prepares staged parts into committables, commits, aborts, recovers
+    Remains       what a participant finds of ours in the store at start
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from semel.errors import ConfigError
+from semel.ids import Attempt, Branch, Incarnation, PipelineId, sink_name, to_sink_name
+from semel.protocol.events import Committable, Outcome
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a store can and cannot do; tests, doctor and the docs read these."""
+
+    #: Prepared rows live in the store's own prepared transaction and not in a staging area of ours.
+    native_prepare: bool = False
+    #: The store itself turns away an older incarnation.
+    refuses_older_incarnation: bool = True
+    #: Executors on other machines can write to it.
+    remote_executors: bool = True
+
+
+@dataclass(frozen=True)
+class Context:
+    """For whom a participant works. `marked` is off below exactly-once: no marker is written and none is asked for."""
+
+    pipeline: PipelineId
+    name: str
+    incarnation: Incarnation
+    marked: bool = True
+
+
+@dataclass(frozen=True)
+class StagedPart:
+    """What one task staged for one sink. `payload` is the sink's own, plain JSON."""
+
+    branch: Branch
+    rows: int
+    payload: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What the store holds of this pipeline at start.
+
+    `branches` are staged or prepared and not committed. `newest_batch` is the newest marker. `namesakes` are the ids of
+    other pipelines that left markers here under our name: most likely this one before its checkpoint was deleted.
+    """
+
+    branches: tuple[Branch, ...] = ()
+    newest_batch: int | None = None
+    namesakes: tuple[PipelineId, ...] = ()
+
+
+class Writer(ABC):
+    """Lives in one task. Never shared, never pickled."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Stage some rows. Memory stays bounded by the batch, whatever the partition holds."""
+
+    @abstractmethod
+    def prepare(self) -> StagedPart:
+        """Make what was written durable. From here on the part survives the death of this task."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Drop what was written. Called when the task fails; never raises for what is already gone."""
+
+
+class Participant(ABC):
+    """Lives on the driver for one run of one pipeline, and answers for one sink."""
+
+    @abstractmethod
+    def fence(self) -> None:
+        """Tell the store which incarnation is the newest. Raises Fenced when it knows a newer one."""
+
+    @abstractmethod
+    def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        """Promise: whatever can fail because of the rows fails here. An empty batch gives a committable, too."""
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> Outcome:
+        """Make it visible. Idempotent, and works from a fresh process with nothing but the committable."""
+
+    @abstractmethod
+    def abort(self, branches: Iterable[Branch]) -> None:
+        """Drop what is staged or prepared under these names. Idempotent; harmless for names it does not know."""
+
+    @abstractmethod
+    def recover(self) -> Remains:
+        """List what is left of this pipeline in this sink, and of no other."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections. What was prepared stays prepared."""
+
+
+@dataclass(frozen=True)
+class Sink(ABC):
+    """Base of all sinks.
+
+    `name` tells sinks of one pipeline apart and must not change while the pipeline lives. `select` and `where` are SQL
+    expressions over the columns of the DataFrame: the sink gets those columns and those rows.
+    """
+
+    kind: ClassVar[str]
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    name: str = field(default="", kw_only=True)
+    select: tuple[str, ...] = field(default=(), kw_only=True)
+    where: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.select, str):
+            raise ConfigError(f"select of {self.kind} takes a list of expressions, not one text: {self.select!r}.")
+        object.__setattr__(self, "select", tuple(self.select))
+        try:
+            object.__setattr__(self, "name", sink_name(self.name or to_sink_name(self.default_name())))
+        except ValueError as error:
+            raise ConfigError(f"A {self.kind} sink cannot have this name: {error}.") from None
+
+    @abstractmethod
+    def default_name(self) -> str:
+        """The name when the user gave none: made of the target, so that it is the same at the next start."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The target for messages and records, without secrets."""
+
+    @abstractmethod
+    def check(self, schema: pa.Schema) -> None:
+        """Raise SchemaMismatch or ConfigError if rows of this schema cannot be written. Writes nothing."""
+
+    @abstractmethod
+    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+        """A writer for one task. `durable` is off below exactly-once: nothing has to survive the batch."""
+
+    @abstractmethod
+    def participant(self, context: Context) -> Participant:
+        """A participant for one run."""
+
+    def packages(self) -> tuple[str, ...]:
+        """Maven coordinates that the Spark session needs for this sink."""
+        return ()
+
+
+def committable_for(
+    sink: str, attempt: Attempt, parts: Sequence[StagedPart], payload: Mapping[str, Any], key: str = ""
+) -> Committable:
+    """The committable that covers these parts. The key is the same at every attempt, so that a mend replaces it."""
+    return Committable(
+        sink=sink,
+        key=key or sink,
+        attempt=attempt,
+        rows=sum(p.rows for p in parts),
+        tasks=tuple(sorted(p.branch.task for p in parts)),
+        branches=tuple(sorted(str(p.branch) for p in parts)),
+        payload=dict(payload),
+    )

@@ -1,0 +1,135 @@
+"""Rows in this process: the reference of the contract, for unit tests, docs and the simulation. Not durable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from semel.errors import Fenced
+from semel.ids import Attempt, Branch, PipelineId
+from semel.protocol.events import Committable, Outcome
+from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = dict[str, Any]
+
+
+@dataclass
+class MemoryTable:
+    """A store with the three things that the contract needs: staged rows, visible rows, markers."""
+
+    staged: dict[Branch, list[Row]] = field(default_factory=dict)
+    visible: list[Row] = field(default_factory=list)
+    markers: dict[tuple[PipelineId, str, int], str] = field(default_factory=dict)
+    fences: dict[PipelineId, int] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_TABLES: dict[str, MemoryTable] = {}
+
+
+def memory_table(name: str) -> MemoryTable:
+    """The table of this name in this process."""
+    return _TABLES.setdefault(name, MemoryTable())
+
+
+@dataclass(frozen=True)
+class Memory(Sink):
+    """`Memory("orders")`. Tasks hand their rows to the driver inside the staged part, so keep them few."""
+
+    table: str
+
+    kind: ClassVar[str] = "memory"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def default_name(self) -> str:
+        return f"memory_{self.table}"
+
+    def describe(self) -> str:
+        return f"memory table {self.table}"
+
+    def check(self, schema: pa.Schema) -> None:
+        """Any row fits."""
+
+    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+        return _MemoryWriter(branch)
+
+    def participant(self, context: Context) -> Participant:
+        return _MemoryParticipant(self.name, memory_table(self.table), context)
+
+    def rows(self) -> list[Row]:
+        """What is visible."""
+        return list(memory_table(self.table).visible)
+
+
+class _MemoryWriter(Writer):
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.rows: list[Row] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.to_pylist()
+
+    def prepare(self) -> StagedPart:
+        return StagedPart(self.branch, len(self.rows), {"rows": self.rows})
+
+    def abort(self) -> None:
+        self.rows.clear()
+
+
+class _MemoryParticipant(Participant):
+    def __init__(self, sink: str, table: MemoryTable, context: Context) -> None:
+        self.sink = sink
+        self.table = table
+        self.context = context
+
+    def fence(self) -> None:
+        with self.table.lock:
+            self._refuse_if_older()
+            self.table.fences[self.context.pipeline] = self.context.incarnation
+
+    def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        with self.table.lock:
+            self._refuse_if_older()
+            for part in parts:
+                self.table.staged[part.branch] = list(part.payload["rows"])
+        return (committable_for(self.sink, attempt, parts, {}),)
+
+    def commit(self, committable: Committable) -> Outcome:
+        marker = (self.context.pipeline, self.sink, committable.attempt.batch)
+        with self.table.lock:
+            if self.context.marked and marker in self.table.markers:
+                return Outcome.ALREADY_COMMITTED
+            staged = [b for b in self.table.staged if str(b) in committable.branches]
+            if len(staged) < len(committable.branches):
+                return Outcome.GONE
+            for branch in sorted(staged):
+                self.table.visible += self.table.staged.pop(branch)
+            if self.context.marked:
+                self.table.markers[marker] = self.context.name
+        return Outcome.COMMITTED
+
+    def abort(self, branches: Iterable[Branch]) -> None:
+        with self.table.lock:
+            for branch in branches:
+                self.table.staged.pop(branch, None)
+
+    def recover(self) -> Remains:
+        pipeline, name = self.context.pipeline, self.context.name
+        with self.table.lock:
+            ours = tuple(b for b in self.table.staged if (b.attempt.pipeline, b.sink) == (pipeline, self.sink))
+            batches = [batch for p, sink, batch in self.table.markers if (p, sink) == (pipeline, self.sink)]
+            others = {p for (p, _, _), owner in self.table.markers.items() if owner == name and p != pipeline}
+        return Remains(ours, max(batches, default=None), tuple(sorted(others)))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _refuse_if_older(self) -> None:
+        newest = self.table.fences.get(self.context.pipeline, 0)
+        if newest > self.context.incarnation:
+            raise Fenced(f"Incarnation {self.context.incarnation} is older than {newest}, which {self.sink} knows.")

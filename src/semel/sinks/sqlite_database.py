@@ -1,0 +1,154 @@
+"""One connection per database, pipeline and run, shared by the sinks that write to it.
+
+Two sinks of a pipeline may write to two tables of one file. SQLite has one writer at a time, so both must work in the
+same transaction: the second joins what the first has opened, and whoever commits first commits both.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from semel.errors import ConfigError, SinkUnavailable
+from semel.ids import Attempt
+from semel.sinks.base import Context
+
+LEDGER_ROWS_KEPT = 1_000
+
+_LEDGER = """
+CREATE TABLE IF NOT EXISTS semel_ledger (
+    pipeline TEXT NOT NULL, sink TEXT NOT NULL, batch INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    incarnation INTEGER NOT NULL, rows INTEGER NOT NULL, name TEXT NOT NULL,
+    committed_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    PRIMARY KEY (pipeline, sink, batch)
+) WITHOUT ROWID
+"""
+_FENCE = "CREATE TABLE IF NOT EXISTS semel_fence (pipeline TEXT PRIMARY KEY, incarnation INTEGER NOT NULL) WITHOUT ROWID"
+
+
+class Database:
+    """A connection, and the attempt whose prepared rows its open transaction holds."""
+
+    _open: dict[tuple[str, Context], Database] = {}
+    _open_lock = threading.Lock()
+
+    def __init__(self, path: str, context: Context, timeout_s: float) -> None:
+        self.path = path
+        self.lock = threading.RLock()
+        self.users = 0
+        self._key = (path, context)
+        self._held: Attempt | None = None
+        self._connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        try:
+            mode = self.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            self.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise SinkUnavailable(f"The SQLite database {path} cannot be opened: {error}.") from error
+        if mode != "wal":
+            self._connection.close()
+            raise ConfigError(f"The SQLite database {path} cannot use WAL mode (it says {mode!r}); use a local disk.")
+
+    @classmethod
+    def shared(cls, path: str, context: Context, timeout_s: float) -> Database:
+        with cls._open_lock:
+            database = cls._open.get((path, context)) or cls(path, context, timeout_s)
+            cls._open[path, context] = database
+            database.users += 1
+            return database
+
+    @staticmethod
+    @contextmanager
+    def read_only(path: str) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def release(self) -> None:
+        with self._open_lock:
+            self.users -= 1
+            if self.users == 0:
+                self._open.pop(self._key, None)
+                self._connection.close()
+
+    def execute(self, sql: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(sql, tuple(values))
+
+    def executemany(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._connection.executemany(sql, rows)
+
+    def has_table(self, name: str) -> bool:
+        found = self.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+        return found.fetchone() is not None
+
+    def create_ledger(self) -> None:
+        self.execute(_LEDGER)
+        self.execute(_FENCE)
+
+    # Transactions -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self, purpose: str) -> Iterator[Database]:
+        """A transaction of its own: committed at the end, rolled back on any error."""
+        with self.lock:
+            self._roll_back()
+            self._begin(purpose)
+            try:
+                yield self
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+
+    @contextmanager
+    def joined(self, attempt: Attempt) -> Iterator[None]:
+        """Work inside the transaction that holds this attempt's prepared rows; it stays open until `commit`."""
+        with self.lock:
+            if self._held != attempt:
+                self._roll_back()
+                self._begin("prepare")
+                self._held = attempt
+            try:
+                yield
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def ends(self, attempt: Attempt) -> bool:
+        """Whether the open transaction is the one that this attempt prepared."""
+        return self._held == attempt
+
+    def commit(self) -> None:
+        try:
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+        self._held = None
+
+    def roll_back(self, attempts: set[Attempt]) -> None:
+        """Forget what these attempts prepared."""
+        with self.lock:
+            if self._held in attempts:
+                self._roll_back()
+
+    def _roll_back(self) -> None:
+        self._held = None
+        if self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _begin(self, purpose: str) -> None:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            raise SinkUnavailable(
+                f"The SQLite database {self.path} did not let us {purpose}: {error}.",
+                remedy="End the process that holds a write transaction on it (`fuser` names it), then start again.",
+            ) from error
