@@ -1,1 +1,19 @@
 """Exactly-once from source to sink for PySpark Structured Streaming."""
+
+from semel.errors import SemelError
+from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
+from semel.sinks import Files, Memory, Sink, Sqlite
+
+__all__ = [
+    "Files",
+    "Memory",
+    "Pipeline",
+    "SemelError",
+    "Sink",
+    "Sqlite",
+    "StreamWriter",
+    "pipeline",
+    "sink",
+    "write",
+]
+__version__ = "0.1.0"

@@ -15,6 +15,7 @@
     ├── BatchFailed              retryable: rolled back, nothing of the batch is visible
     ├── CommitStalled            retryable: decided, a sink has yet to commit; the next start completes it
     ├── DecisionUnknown          retryable: the log did not answer; the next start settles it
+    ├── QueryStopped             the query is being stopped between two batches
     ├── Fenced                   fatal: a newer incarnation runs this pipeline
     └── InDoubt                  needs a person: a sink cannot say what happened
 
@@ -100,12 +101,19 @@ class BatchFailed(SemelError):
 
 
 class CommitStalled(SemelError):
-    remedy = "Bring the sink back and start the pipeline again: it commits what is left, without running the batch again."
+    remedy = (
+        "Bring the sink back and start the pipeline again: it commits what is left, without running the batch again."
+    )
 
 
 class DecisionUnknown(SemelError):
     data_now = "nothing of the batch is visible; whether it was decided is not known yet"
     remedy = "Start the pipeline again: it reads the log, then commits the batch or rolls it back."
+
+
+class QueryStopped(SemelError):
+    data_now = "nothing of the batch was written"
+    remedy = "Start the pipeline again when you like: the batch runs from the same offsets."
 
 
 class Fenced(SemelError):

@@ -58,6 +58,8 @@ def parse(text: str) -> dict[str, tuple[int, str]]:
             raise ValueError(f"unknown failpoint {point!r}; known: {', '.join(FAILPOINTS)}")
         if action not in ("", "kill", "stop", "fail"):
             raise ValueError(f"unknown action {action!r} of failpoint {point}; use kill, stop or fail")
+        if nth and (not nth.isdecimal() or int(nth) < 1):
+            raise ValueError(f"unknown hit {nth!r} of failpoint {point}; hits are counted from 1")
         plan[point] = (int(nth or 1), action or "kill")
     return plan
 

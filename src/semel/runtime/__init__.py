@@ -1,0 +1,1 @@
+"""What runs: `pipeline` is what the user writes, `spark` the glue, then `startup`, `batch` and `task`."""

@@ -1,0 +1,383 @@
+"""One batch, from the rows to the commit. No Spark in here: the simulation runs this very file.
+
+The coordinator asks the protocol what to do in the state it is in, does it, and reports what happened. Every rule is in
+`semel.protocol`; this file knows only how.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from semel.decisions.base import StoreUnanswered
+from semel.decisions.log import DecisionLog
+from semel.errors import BatchFailed, CheckpointError, CommitStalled, DecisionUnknown, Fenced, InDoubt, SemelError
+from semel.failpoints import failpoint
+from semel.ids import Attempt
+from semel.protocol.events import (
+    CommitAnswered,
+    Committable,
+    Decided,
+    DecisionRecorded,
+    DecisionRefused,
+    DecisionUnanswered,
+    Event,
+    Journal,
+    Outcome,
+    Prepared,
+    PrepareFailed,
+    Started,
+    Superseded,
+)
+from semel.protocol.invariants import (
+    decision_covers_every_sink,
+    decision_names_one_attempt,
+    decision_takes_the_next_slot,
+    require,
+)
+from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclear, resolve_batch
+from semel.protocol.states import ACTIONS, FINAL, Action, State
+from semel.protocol.step import Batch, ProtocolError, decided, step
+from semel.sinks.base import Context, Participant, StagedPart
+
+#: Journals of this many checkpointed batches are kept for audits, as many as Spark keeps offsets of.
+BATCHES_KEPT = 100
+TIDY_EVERY_BATCHES = 100
+
+#: sink -> tasks whose rows are wanted; None means all rows of all sinks.
+Only = Mapping[str, frozenset[int]] | None
+
+
+class Stage(Protocol):
+    """Runs the batch's plan once and returns what its tasks staged, by sink."""
+
+    def __call__(self, attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often and how long a decided batch tries to commit before the pipeline stops. All of it is the caller's."""
+
+    commit_tries: int = 6
+    commit_pause_s: float = 0.25
+    commit_pause_s_max: float = 5.0
+    mends: int = 3
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a batch ended: "committed", "forwarded" (found decided, not run again) or "skipped" (at-most-once)."""
+
+    batch: int
+    how: str
+    rows: int = 0
+    attempt: int = 0
+    staged: bool = True
+    ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Coordinator:
+    """One run of one pipeline: the log, the participants, and the incarnation that it claimed."""
+
+    context: Context
+    participants: Mapping[str, Participant]
+    log: DecisionLog | None = None
+    limits: Limits = Limits()
+    sleep: Callable[[float], None] = time.sleep
+
+    def attempt(self, batch: int, number: int) -> Attempt:
+        return Attempt(self.context.pipeline, batch, number, self.context.incarnation)
+
+    def close(self) -> None:
+        for participant in self.participants.values():
+            participant.close()
+
+    def tidy(self, batch: int) -> None:
+        """Once in a while: forget old journals, and drop what lost task retries staged up to this committed batch."""
+        if batch % TIDY_EVERY_BATCHES == TIDY_EVERY_BATCHES - 1:
+            if self.log is not None:
+                self.log.prune(before_batch=batch - BATCHES_KEPT)
+            for participant in self.participants.values():
+                participant.abort(b for b in participant.recover().branches if b.attempt.batch <= batch)
+
+    # Exactly once -----------------------------------------------------------------------------------------------------
+
+    def exactly_once(self, batch: int, stage: Stage) -> Report:
+        """Run, decide and commit a batch; or commit forward one that is found decided."""
+        failpoint("batch.began")
+        work = self.open_work(batch)
+        forwarded = work.state is not State.OPEN
+        staged = self.drive(work, stage)
+        failpoint("batch.committed")
+        rows = sum(c.rows for c in work.committables.values())
+        how = "forwarded" if forwarded else "committed"
+        return Report(batch, how, rows, work.batch.attempt - 1, staged, work.ms)
+
+    def open_work(self, batch: int) -> _Work:
+        """Read the journal, then look for a newer claim, in this order, and ask the protocol what follows."""
+        log = self._log
+        journal = log.journal(batch)
+        newest = self.context.incarnation + log.superseded(self.context.incarnation)
+        resolution = resolve_batch(Facts(journal, False, self.context.incarnation, newest))
+        if isinstance(resolution, Run):
+            return _Work(batch, Batch(resolution.attempt), journal)
+        if isinstance(resolution, CommitForward):
+            known = {c.key: c for c in resolution.committables}
+            self._require_known_sinks(known.values(), batch)
+            return _Work(batch, decided(resolution.attempt, resolution.committables), journal, known)
+        if isinstance(resolution, StandDown):
+            raise self._fenced(batch)
+        if isinstance(resolution, Unclear):
+            raise CheckpointError(
+                f"Batch {batch} was begun under at-most-once, so nobody can say whether it was written.",
+                data_now="unchanged by this start; the batch is visible in full, in part, or not at all",
+                remedy="Start once more with guarantee='at-most-once', which leaves the batch as it is, then switch.",
+            )
+        raise ProtocolError(f"{resolution} cannot come of a batch that Spark asks for")
+
+    def drive(self, work: _Work, stage: Stage | None) -> bool:
+        """Act until the protocol says that this driver is done with the batch. Returns whether rows were staged.
+
+        Without a stage there are no rows to write: what is gone is left for when Spark brings them.
+        """
+        staged = False
+        while work.state not in FINAL:
+            action = ACTIONS[work.state]
+            if action in (Action.STAGE, Action.RESTAGE):
+                if stage is None:
+                    return False
+                staged = True
+            began = time.perf_counter()
+            for event in self._perform(action, work, stage):
+                work.batch = step(work.batch, event)
+            work.ms[action.name.lower()] = (time.perf_counter() - began) * 1000
+        self._conclude(work)
+        return staged
+
+    def _perform(self, action: Action, work: _Work, stage: Stage | None) -> Iterable[Event]:
+        if stage is not None and action is Action.STAGE:
+            yield self._stage(work, stage, only=None)
+        elif stage is not None and action is Action.RESTAGE:
+            yield self._stage(work, stage, only=work.tasks_of(work.batch.gone))
+        elif action is Action.DECIDE:
+            yield self._decide(work)
+        elif action is Action.COMMIT:
+            if self._log.superseded(self.context.incarnation):
+                yield Superseded()
+            else:
+                yield from self._commit(work)
+        else:
+            raise ProtocolError(f"nothing to perform for {action}")
+
+    def _stage(self, work: _Work, stage: Stage, only: Only) -> Event:
+        attempt = self.attempt(work.id, work.batch.attempt)
+        work.mends += only is not None
+        if work.mends > self.limits.mends:
+            work.error = BatchFailed(
+                f"Batch {work.id} was written again {self.limits.mends} times and vanished each time."
+            )
+            return PrepareFailed()
+        try:
+            parts = stage(attempt, only)
+            failpoint("batch.staged")
+            work.proposal = self._prepare(attempt, parts, only)
+        except Exception as error:  # noqa: BLE001 - whatever failed, the batch is rolled back and the error is raised
+            work.error = error
+            return PrepareFailed()
+        failpoint("batch.prepared")
+        return Prepared(frozenset(c.key for c in work.proposal))
+
+    def _prepare(
+        self, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]], only: Only
+    ) -> tuple[Committable, ...]:
+        prepared: list[Committable] = []
+        for sink, participant in self.participants.items():
+            if only is None or sink in only:
+                prepared += participant.prepare(attempt, parts.get(sink, ()))
+        if only is not None:
+            written = {s: frozenset(p.branch.task for p in parts.get(s, ())) for s in only}
+            if written != dict(only):
+                raise BatchFailed(
+                    f"Batch {attempt.batch} has another task layout than when it was decided: {written}, not {only}.",
+                    data_now="the batch is decided; what is named here is not visible, the rest is",
+                    remedy="Start with the number of partitions that the batch was decided with.",
+                )
+        return tuple(prepared)
+
+    def _decide(self, work: _Work) -> Event:
+        decision = Decided(self.attempt(work.id, work.batch.attempt), work.proposal, mends=work.state is State.MENDED)
+        require(decision_takes_the_next_slot(decision, work.journal))
+        require(decision_names_one_attempt(decision))
+        if not decision.mends:
+            require(decision_covers_every_sink(decision, self.participants))
+        try:
+            recorded = self._log.append(decision)
+        except (StoreUnanswered, OSError) as error:
+            work.error = error
+            return DecisionUnanswered()
+        if not recorded:
+            return DecisionRefused()
+        failpoint("batch.decided")
+        work.journal = (*work.journal, decision)
+        work.committables |= {c.key: c for c in decision.committables}
+        return DecisionRecorded()
+
+    def _commit(self, work: _Work) -> Iterable[Event]:
+        pending = [work.committables[key] for key in sorted(work.batch.pending)]
+        if len(pending) == 1:
+            outcomes = [self._commit_one(pending[0], work)]
+        else:
+            with ThreadPoolExecutor(max_workers=min(16, len(pending)), thread_name_prefix="semel-commit") as pool:
+                outcomes = list(pool.map(lambda c: self._commit_one(c, work), pending))
+        for committable, outcome in zip(pending, outcomes, strict=True):
+            yield CommitAnswered(committable.key, outcome)
+
+    def _commit_one(self, committable: Committable, work: _Work) -> Outcome:
+        """Ask until the sink gives an answer that is not "retry", within the limits."""
+        pause_s = self.limits.commit_pause_s
+        for tries_left in reversed(range(self.limits.commit_tries)):
+            try:
+                outcome = self.participants[committable.sink].commit(committable)
+            except Exception as error:  # noqa: BLE001 - an error is not an answer: ask again, the marker tells
+                work.error = error
+                outcome = Outcome.RETRY
+            if outcome is not Outcome.RETRY:
+                return outcome
+            if tries_left:
+                self.sleep(pause_s)
+                pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
+        return Outcome.RETRY
+
+    def _conclude(self, work: _Work) -> None:
+        """Return for a committed batch; raise what the user must know otherwise."""
+        if work.state is State.COMMITTED:
+            return
+        if work.state is State.ABORTED:
+            self.roll_back(self.attempt(work.id, work.batch.attempt))
+            raise _batch_failed(work) from work.error
+        if work.state is State.FENCED:
+            raise self._fenced(work.id)
+        if work.state is State.UNKNOWN:
+            raise DecisionUnknown(
+                f"The decision log {self._log.store.describe()} did not say whether it took the decision "
+                f"of batch {work.id}: {work.error}."
+            ) from work.error
+        done = ", ".join(sorted(work.batch.having(Outcome.COMMITTED) | work.batch.having(Outcome.ALREADY_COMMITTED)))
+        open_ = ", ".join(sorted(work.batch.having(Outcome.RETRY) | work.batch.gone))
+        now = f"batch {work.id} is decided; visible in: {done or 'no sink yet'}; still to commit: {open_}"
+        if work.state is State.STALLED:
+            raise CommitStalled(
+                f"Batch {work.id} is decided but could not be committed to {open_}: {work.error or 'no answer'}.",
+                data_now=now,
+            ) from work.error
+        doubt = ", ".join(sorted(work.batch.having(Outcome.IN_DOUBT)))
+        raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=now)
+
+    def roll_back(self, attempt: Attempt) -> None:
+        """Abort all branches of an attempt, those of tasks that never reported included. Best effort: starts sweep."""
+        for participant in self.participants.values():
+            try:
+                participant.abort(b for b in participant.recover().branches if b.attempt == attempt)
+            except Exception:  # noqa: BLE001, S112 - the cause is being raised already; the next start sweeps
+                continue
+
+    def _require_known_sinks(self, committables: Iterable[Committable], batch: int) -> None:
+        unknown = sorted({c.sink for c in committables} - set(self.participants))
+        if unknown:
+            raise CheckpointError(
+                f"Batch {batch} is decided and has yet to be committed to {', '.join(unknown)}, "
+                "which this pipeline does not have any more.",
+                data_now=f"batch {batch} is decided; it may be visible in some of its sinks",
+                remedy="Start once with the sinks that the batch was decided with, then change them.",
+            )
+
+    def _fenced(self, batch: int) -> Fenced:
+        newest = self._log.newest_claim()
+        return Fenced(
+            f"Incarnation {self.context.incarnation} stopped at batch {batch}: incarnation {newest} "
+            f"claimed this pipeline ({self._log.holder(newest)})."
+        )
+
+    @property
+    def _log(self) -> DecisionLog:
+        if self.log is None:
+            raise ProtocolError("this guarantee has no decision log")
+        return self.log
+
+    # The weaker guarantees --------------------------------------------------------------------------------------------
+
+    def at_least_once(self, batch: int, stage: Stage) -> Report:
+        """Write and commit. No log, no marker: a batch that runs again is written again."""
+        failpoint("batch.began")
+        return self._write_through(batch, stage, "the batch runs again")
+
+    def at_most_once(self, batch: int, stage: Stage) -> Report:
+        """Record that the batch began, then write it. A batch that began once is not written again."""
+        failpoint("batch.began")
+        if not self._log.append(Started(self.attempt(batch, 0))):
+            return Report(batch, "skipped", staged=False)
+        return self._write_through(batch, stage, "the pipeline goes on with the next batch")
+
+    def _write_through(self, batch: int, stage: Stage, then: str) -> Report:
+        attempt = self.attempt(batch, 0)
+        work = _Work(batch, Batch(0), ())
+        try:
+            parts = stage(attempt)
+            failpoint("batch.staged")
+            prepared = self._prepare(attempt, parts, only=None)
+            failpoint("batch.prepared")
+        except Exception as error:
+            work.error = error
+            self.roll_back(attempt)
+            raise _batch_failed(work) from error
+        for committable in prepared:
+            outcome = self._commit_one(committable, work)
+            if outcome not in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
+                raise CommitStalled(
+                    f"Batch {batch} could not be committed to {committable.sink}: {work.error or outcome.value}.",
+                    data_now=f"some sinks may show batch {batch} already",
+                    remedy=f"Bring the sink back and start the pipeline again: {then}.",
+                ) from work.error
+        failpoint("batch.committed")
+        return Report(batch, "committed", sum(c.rows for c in prepared))
+
+
+@dataclass
+class _Work:
+    """What the coordinator holds while it works on one batch."""
+
+    id: int
+    batch: Batch
+    journal: Journal
+    committables: dict[str, Committable] = field(default_factory=dict)
+    proposal: tuple[Committable, ...] = ()
+    error: BaseException | None = None
+    mends: int = 0
+    ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def state(self) -> State:
+        return self.batch.state
+
+    def tasks_of(self, keys: Iterable[str]) -> dict[str, frozenset[int]]:
+        """The tasks whose rows the named committables hold, by sink."""
+        tasks: dict[str, frozenset[int]] = {}
+        for key in keys:
+            c = self.committables[key]
+            tasks[c.sink] = tasks.get(c.sink, frozenset()) | frozenset(c.tasks)
+        return tasks
+
+
+def _batch_failed(work: _Work) -> SemelError:
+    if isinstance(work.error, SemelError):
+        return work.error
+    return BatchFailed(f"Batch {work.id} failed before it was decided: {_first_line(work.error)}")
+
+
+def _first_line(error: BaseException | None) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"

@@ -1,0 +1,119 @@
+"""What is refused before a row is written, and why. Each check is a small function that raises a three-line error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from semel.errors import ConfigError, Refused
+from semel.sinks.base import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
+
+#: Query options that take the decision out of order with Spark's own log: option -> why.
+REFUSED_OPTIONS = {
+    "asyncprogresstrackingenabled": "Spark then writes commits/N later or not at all, so it may run a batch again "
+    "with other offsets",
+}
+
+#: Source options that let Spark skip input silently: (option, value) -> why.
+REFUSED_SOURCE_OPTIONS = {
+    ("failondataloss", "false"): "Spark then skips input that is gone without a word, which is loss",
+}
+
+REFUSED_TRIGGERS = {
+    "continuous": "continuous processing has no micro-batches that could be decided",
+    "realTime": "the real-time trigger hands rows to the sink before the batch ends",
+}
+
+
+def check_guarantee(text: str) -> Guarantee:
+    if text not in get_args(Guarantee):
+        raise ConfigError(
+            f"There is no guarantee {text!r}.",
+            remedy=f"Use one of {', '.join(get_args(Guarantee))}.",
+        )
+    return cast(Guarantee, text)
+
+
+def check_sinks(sinks: Sequence[Sink]) -> None:
+    if not sinks:
+        raise ConfigError("The pipeline has no sink.", remedy="Name at least one: semel.write(df).to(Sqlite(...)).")
+    strangers = [repr(s) for s in sinks if not isinstance(s, Sink)]
+    if strangers:
+        raise ConfigError(
+            f"Not a sink: {', '.join(strangers)}.", remedy="Pass objects such as Sqlite(...) or Files(...)."
+        )
+    twice = [name for name, n in Counter(s.name for s in sinks).items() if n > 1]
+    if twice:
+        raise ConfigError(
+            f"Two sinks of the pipeline are named {', '.join(map(repr, twice))}.",
+            remedy="Give each a name of its own: Sqlite(..., name='orders_copy').",
+        )
+
+
+def check_streaming(df: DataFrame) -> None:
+    if not hasattr(df, "_jdf"):
+        raise Refused(
+            "This DataFrame comes from Spark Connect, where semel cannot reach the query's checkpoint.",
+            remedy="Use a classic session: SparkSession.builder.master(...).",
+        )
+    if not df.isStreaming:
+        raise ConfigError(
+            "This DataFrame is not a stream, so there are no batches to commit.",
+            remedy="Read it with spark.readStream; trigger(availableNow=True) handles bounded input.",
+        )
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    for option, value in options.items():
+        why = REFUSED_OPTIONS.get(option.lower())
+        if why and str(value).lower() == "true":
+            raise Refused(f"The option {option}=true breaks the guarantee: {why}.", remedy=f"Leave {option} out.")
+
+
+def check_trigger(arguments: Mapping[str, Any]) -> None:
+    for name, why in REFUSED_TRIGGERS.items():
+        if arguments.get(name) is not None:
+            raise Refused(
+                f"trigger({name}=...) cannot be exactly-once: {why}.",
+                remedy="Use trigger(processingTime=...) or trigger(availableNow=True).",
+            )
+
+
+def check_sources(plan: Any) -> None:
+    """Look at the options of each source in a streaming plan (a JVM LogicalPlan)."""
+    for leaf in _leaves(plan):
+        for (option, value), why in REFUSED_SOURCE_OPTIONS.items():
+            if str(_source_option(leaf, option)).lower() == value:
+                raise Refused(
+                    f"The source option {option}={value} breaks the guarantee: {why}.",
+                    remedy=f"Leave {option} out of the source.",
+                )
+
+
+def _leaves(plan: Any) -> Iterator[Any]:
+    leaves = plan.collectLeaves()
+    for index in range(leaves.size()):
+        yield leaves.apply(index)
+
+
+def _source_option(leaf: Any, option: str) -> str | None:
+    """An option of a source, whichever of Spark's relations it is; None for leaves that are not sources."""
+    kind = leaf.getClass().getSimpleName()
+    if kind == "StreamingRelationV2":
+        return cast("str | None", leaf.extraOptions().get(option))
+    if kind == "StreamingRelation":
+        found = leaf.dataSource().options()
+        return next((found.apply(k) for k in _keys(found) if k.lower() == option), None)
+    return None
+
+
+def _keys(scala_map: Any) -> Iterator[str]:
+    keys = scala_map.keysIterator()
+    while keys.hasNext():
+        yield keys.next()

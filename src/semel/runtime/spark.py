@@ -1,0 +1,255 @@
+"""The glue to Spark: the function that `foreachBatch` calls, and what it needs to know of the running query."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from semel import failpoints
+from semel.decisions.base import RecordStore, StoreUnanswered
+from semel.decisions.log import DecisionLog, Identity
+from semel.decisions.stores import open_store
+from semel.errors import CheckpointUnusable, QueryStopped, Refused
+from semel.ids import Attempt, PipelineId, pipeline_id
+from semel.runtime.batch import Coordinator, Limits, Only, Report
+from semel.runtime.checks import Guarantee, check_options, check_sources
+from semel.runtime.startup import start_exactly_once, start_weaker
+from semel.runtime.task import RETURNS, TaskWriter, decode_parts
+from semel.sinks.base import Sink, StagedPart
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOG_FOLDER = "semel"
+Listener = Callable[[Report], None]
+
+
+class Checkpoint:
+    """What Spark keeps in a checkpoint folder, as far as semel reads it."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self.location = location
+        self.store: RecordStore = open_store(spark, location)
+        self.log = DecisionLog(open_store(spark, f"{location.rstrip('/')}/{LOG_FOLDER}"))
+
+    def query_id(self) -> PipelineId | None:
+        """Spark's id of the query, or None before its first start."""
+        content = self.store.read("metadata")
+        if content is None:
+            return None
+        try:
+            return pipeline_id(json.loads(content)["id"])
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointUnusable(
+                f"The file metadata in {self.location} does not hold a Spark query id.",
+                remedy="Restore the checkpoint folder from a copy, or name a fresh checkpointLocation.",
+            ) from None
+
+    def require_writable(self) -> None:
+        """Raise now rather than in the middle of the first batch."""
+        probe = f"probe-{uuid.uuid4().hex}"
+        try:
+            self.log.store.create(probe, b"")
+            self.log.store.delete(probe)
+        except (OSError, StoreUnanswered) as error:
+            raise CheckpointUnusable(f"The checkpoint folder {self.location} cannot be written: {error}.") from None
+
+    def next_batch(self) -> int:
+        """The first batch that Spark has not checkpointed."""
+        return max((int(name) for name in self.store.list("commits") if name.isdigit()), default=-1) + 1
+
+
+class BatchFunction:
+    """What `foreachBatch` calls. It starts a coordinator for each run of the query and hands it every batch."""
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        guarantee: Guarantee,
+        *,
+        name: str = "",
+        limits: Limits = Limits(),
+        listener: Listener | None = None,
+    ) -> None:
+        self.sinks = tuple(sinks)
+        self.guarantee: Guarantee = guarantee
+        self.name = name
+        self.limits = limits
+        self.listener = listener
+        self.draining = False
+        self._busy = threading.Lock()
+        self._run_id = ""
+        self._coordinator: Coordinator | None = None
+
+    def begin(self, spark: SparkSession, location: str, query_id: PipelineId) -> None:
+        """Claim and recover. Done before the query starts where its id is known, else at its first batch."""
+        checkpoint = Checkpoint(spark, location)
+        identity = Identity(query_id, self.name)
+        self.end()
+        if self.guarantee == "exactly-once":
+            self._coordinator = start_exactly_once(
+                checkpoint.log,
+                self.sinks,
+                identity,
+                default_name=location,
+                next_batch=checkpoint.next_batch(),
+                limits=self.limits,
+            )
+        else:
+            log = checkpoint.log if self.guarantee == "at-most-once" else None
+            self._coordinator = start_weaker(log, self.sinks, identity, location)
+
+    def end(self) -> None:
+        """Let go of the sinks."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
+    def drain(self, grace_s: float) -> bool:
+        """Let the batch that is being worked on come to its end and begin no other. False when it took too long."""
+        self.draining = True
+        whole = self._busy.acquire(timeout=grace_s)
+        if whole:
+            self._busy.release()
+        return whole
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        with self._busy:
+            if self.draining:
+                raise QueryStopped(f"Batch {batch_id} was not begun: the query is being stopped.")
+            try:
+                report = self._work(df, batch_id)
+            except BaseException:
+                # The query ends with this error; an open transaction must not outlive it.
+                self.end()
+                raise
+        if self.listener is not None:
+            self.listener(report)
+
+    def _work(self, df: DataFrame, batch_id: int) -> Report:
+        query = RunningQuery(df)
+        coordinator = self._coordinator_for(query, df)
+        report = self._run(coordinator, df, batch_id)
+        if not report.staged and plan_must_run(query):
+            df.write.format("noop").mode("append").save()
+        coordinator.tidy(batch_id)
+        return report
+
+    def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
+        def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+            return stage_rows(df, self.sinks, attempt, durable=coordinator.context.marked, only=only)
+
+        if self.guarantee == "exactly-once":
+            return coordinator.exactly_once(batch_id, stage)
+        if self.guarantee == "at-least-once":
+            return coordinator.at_least_once(batch_id, stage)
+        return coordinator.at_most_once(batch_id, stage)
+
+    def _coordinator_for(self, query: RunningQuery, df: DataFrame) -> Coordinator:
+        """The coordinator of this run; a restarted query is a new run and claims anew."""
+        if self._coordinator is None or self._run_id not in ("", query.run_id):
+            query.refuse_what_breaks_the_guarantee()
+            for sink in self.sinks:
+                sink.check(arrow_schema(sink_view(df, sink)))
+            self.begin(df.sparkSession, query.checkpoint, query.id)
+        self._run_id = query.run_id
+        if self._coordinator is None:
+            raise RuntimeError("begin() left no coordinator")
+        return self._coordinator
+
+
+class RunningQuery:
+    """The query that is calling us, found through the properties that Spark sets on its thread."""
+
+    def __init__(self, df: DataFrame) -> None:
+        spark = df.sparkSession
+        found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if not found:
+            raise Refused(
+                "semel.sink(...) was called outside of a streaming query.",
+                remedy="Pass it to df.writeStream.foreachBatch(...).",
+            )
+        self.id = pipeline_id(found)
+        # `spark.streams` is of no use: a query runs in a clone of the session that started it.
+        jvm: Any = spark.sparkContext._jvm
+        active = spark._jsparkSession.sharedState().activeStreamingQueries()
+        self._execution = active.get(jvm.java.util.UUID.fromString(found))
+
+    @property
+    def run_id(self) -> str:
+        return str(self._execution.runId().toString())
+
+    @property
+    def checkpoint(self) -> str:
+        return str(self._execution.resolvedCheckpointRoot())
+
+    @property
+    def plan(self) -> Any:
+        return self._execution.lastExecution().logical()
+
+    def refuse_what_breaks_the_guarantee(self) -> None:
+        if "Async" in self._execution.getClass().getSimpleName():
+            check_options({"asyncProgressTrackingEnabled": "true"})
+        check_sources(self._execution.analyzedPlan())
+
+
+def plan_must_run(query: RunningQuery) -> bool:
+    """Whether a batch that is not written again must be computed all the same.
+
+    Spark moves the event-time watermark by what it saw while a batch ran: a batch that is skipped would hold it back
+    until the next one. State needs no second run, the tasks stored it before the decision; but Spark 4.1 checks that
+    every state store committed in the batch.
+    """
+    import pyspark
+
+    text = str(query.plan.toString())
+    stateful_needs_it = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 1)
+    return "EventTimeWatermark" in text or (stateful_needs_it and "Aggregate" in text)
+
+
+def stage_rows(
+    df: DataFrame, sinks: Sequence[Sink], attempt: Attempt, *, durable: bool, only: Only = None
+) -> dict[str, list[StagedPart]]:
+    """One Spark job that writes the batch to every sink, and what its tasks staged."""
+    wanted = [s for s in sinks if only is None or s.name in only]
+    frame, views = combined_view(df, wanted)
+    writer = TaskWriter(tuple(wanted), views, attempt, durable, only, os.environ.get(failpoints.VARIABLE, ""))
+    staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in wanted}
+    for row in frame.mapInArrow(writer, RETURNS).collect():
+        for part in decode_parts(row["parts"]):
+            staged[part.branch.sink].append(part)
+    return staged
+
+
+def combined_view(df: DataFrame, sinks: Sequence[Sink]) -> tuple[DataFrame, tuple[str | None, ...]]:
+    """One DataFrame that carries every sink's rows, so that they are computed and moved once.
+
+    Sinks that take the rows as they are share them. Otherwise each sink gets a struct column of its own, null where its
+    `where` leaves a row out.
+    """
+    if not any(s.select or s.where for s in sinks):
+        return df, tuple(None for _ in sinks)
+    from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
+
+    columns = []
+    for index, sink in enumerate(sinks):
+        struct = F.struct(*(F.expr(e) for e in sink.select)) if sink.select else F.struct("*")
+        view = F.when(F.expr(sink.where), struct) if sink.where else struct
+        columns.append(view.alias(f"_semel_{index}"))
+    return df.select(*columns), tuple(f"_semel_{index}" for index in range(len(sinks)))
+
+
+def sink_view(df: DataFrame, sink: Sink) -> DataFrame:
+    """The rows of one sink, for looking at their schema."""
+    view = df.where(sink.where) if sink.where else df
+    return view.selectExpr(*sink.select) if sink.select else view
+
+
+def arrow_schema(df: DataFrame) -> Any:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(df.schema)
