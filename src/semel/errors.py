@@ -102,7 +102,7 @@ class BatchFailed(SemelError):
 
 class CommitStalled(SemelError):
     remedy = (
-        "Bring the sink back and start the pipeline again: it commits what is left, without running the batch again."
+        "Bring the sink back and start the pipeline again: it commits what is left and runs nothing twice."
     )
 
 

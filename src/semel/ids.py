@@ -77,4 +77,6 @@ def parse_branch(text: str) -> Branch | None:
     attempt = Attempt(
         PipelineId(match["pipeline"]), number["batch"], number["attempt"], Incarnation(number["incarnation"])
     )
-    return Branch(attempt, match["sink"], number["task"], number["retry"])
+    branch = Branch(attempt, match["sink"], number["task"], number["retry"])
+    # Leading zeros and digits of other scripts are numbers too, but we never spell a name so.
+    return branch if str(branch) == text else None

@@ -17,7 +17,10 @@ from semel.protocol.events import Journal, Record
 
 CLAIM_TRIES_MAX = 100
 INCARNATIONS_KEPT = 100
-_NUMBERED = re.compile(r"(\d{10})(?:\.\d+)?\.json")
+_NUMBERED = {
+    "incarnations": re.compile(r"([0-9]{10})\.json"),
+    "decisions": re.compile(r"([0-9]{10})\.[0-9]+\.json"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,14 @@ class DecisionLog:
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "claimed_at": _now(), **details}
         for _ in range(CLAIM_TRIES_MAX):
             mine = self.newest_claim() + 1
-            if self.store.create(_incarnation_path(mine), encode({"incarnation": mine, **holder})):
+            created = self.store.create(_incarnation_path(mine), encode({"incarnation": mine, **holder}))
+            # Who slept between looking and creating may have brought back a claim that was pruned long ago: once more.
+            if created and self.newest_claim() - mine < INCARNATIONS_KEPT:
                 self._prune_claims(mine)
                 return Incarnation(mine)
         raise CheckpointError(
-            f"Could not claim the pipeline in {CLAIM_TRIES_MAX} tries: other drivers claim {self.store.describe()} too.",
+            f"Could not claim the pipeline in {CLAIM_TRIES_MAX} tries: "
+            f"other drivers claim {self.store.describe()} too.",
             remedy="Run the pipeline in one place only, then start it again.",
         )
 
@@ -67,8 +73,13 @@ class DecisionLog:
         return max(self._numbered("incarnations").values(), default=0)
 
     def superseded(self, incarnation: int) -> bool:
-        """Whether somebody claimed after us. Claims are dense, so one look is enough."""
-        return self.store.exists(_incarnation_path(incarnation + 1))
+        """Whether somebody claimed after us. Claims are dense, so the next one tells, or that ours has been pruned.
+
+        Old claims are deleted oldest first: when the next one is gone already, ours went before it.
+        """
+        return self.store.exists(_incarnation_path(incarnation + 1)) or not self.store.exists(
+            _incarnation_path(incarnation)
+        )
 
     def holder(self, incarnation: int) -> str:
         """Who made a claim, for messages."""
@@ -107,7 +118,7 @@ class DecisionLog:
 
     def _numbered(self, folder: str) -> dict[str, int]:
         """The files of a folder with the number that their names begin with. Somebody else's files are left alone."""
-        matches = ((name, _NUMBERED.fullmatch(name)) for name in self.store.list(folder))
+        matches = ((name, _NUMBERED[folder].fullmatch(name)) for name in self.store.list(folder))
         return {name: int(match[1]) for name, match in matches if match}
 
     def _read(self, path: str) -> dict[str, Any] | None:

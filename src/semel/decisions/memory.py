@@ -14,7 +14,10 @@ class MemoryStore(RecordStore):
 
     def create(self, path: str, content: bytes) -> bool:
         with self._lock:
-            return self._files.setdefault(path, content) is content
+            if path in self._files:
+                return False
+            self._files[path] = content
+            return True
 
     def read(self, path: str) -> bytes | None:
         return self._files.get(path)
@@ -24,7 +27,9 @@ class MemoryStore(RecordStore):
 
     def list(self, folder: str) -> list[str]:
         prefix = f"{folder}/"
-        return sorted(p[len(prefix) :] for p in list(self._files) if p.startswith(prefix) and "/" not in p[len(prefix) :])
+        return sorted(
+            p[len(prefix) :] for p in list(self._files) if p.startswith(prefix) and "/" not in p[len(prefix) :]
+        )
 
     def delete(self, path: str) -> None:
         self._files.pop(path, None)

@@ -15,8 +15,8 @@ VERSION = 1
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """One record. The checksum covers everything else in it."""
-    whole = {"version": VERSION, **body}
+    """One record. The checksum covers everything else in it, as a reader finds it: JSON knows no number as a key."""
+    whole = json.loads(json.dumps({"version": VERSION, **body}))
     return (json.dumps({**whole, "checksum": _checksum(whole)}, indent=2, ensure_ascii=False) + "\n").encode()
 
 

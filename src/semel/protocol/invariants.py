@@ -60,7 +60,9 @@ def nothing_duplicated(expected: Counter[Hashable], actual: Counter[Hashable]) -
 def nothing_torn(batches: Iterable[tuple[int, int, int]]) -> list[str]:
     """Of each batch (id, rows decided, rows visible) a store shows all or nothing."""
     return [
-        f"batch {batch}: {visible} of {rows} rows are visible" for batch, rows, visible in batches if visible not in (0, rows)
+        f"batch {batch}: {visible} of {rows} rows are visible"
+        for batch, rows, visible in batches
+        if visible not in (0, rows)
     ]
 
 

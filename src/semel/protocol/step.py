@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from semel.protocol.events import Committable, CommitAnswered, DecisionRecorded, Event, Outcome, Prepared
+from semel.protocol.events import CommitAnswered, Committable, DecisionRecorded, Event, Outcome, Prepared
 from semel.protocol.states import ANSWERS_TRIGGERED, EVENT_TRIGGERED, State
 
 

@@ -264,14 +264,14 @@ class Coordinator:
         if work.state is State.UNKNOWN:
             raise DecisionUnknown(
                 f"The decision log {self._log.store.describe()} did not say whether it took the decision "
-                f"of batch {work.id}: {work.error}."
+                f"of batch {work.id}: {_cause(work.error)}."
             ) from work.error
         done = ", ".join(sorted(work.batch.having(Outcome.COMMITTED) | work.batch.having(Outcome.ALREADY_COMMITTED)))
         open_ = ", ".join(sorted(work.batch.having(Outcome.RETRY) | work.batch.gone))
         now = f"batch {work.id} is decided; visible in: {done or 'no sink yet'}; still to commit: {open_}"
         if work.state is State.STALLED:
             raise CommitStalled(
-                f"Batch {work.id} is decided but could not be committed to {open_}: {work.error or 'no answer'}.",
+                f"Batch {work.id} is decided but could not be committed to {open_}: {_cause(work.error)}.",
                 data_now=now,
             ) from work.error
         doubt = ", ".join(sorted(work.batch.having(Outcome.IN_DOUBT)))
@@ -338,7 +338,7 @@ class Coordinator:
             outcome = self._commit_one(committable, work)
             if outcome not in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
                 raise CommitStalled(
-                    f"Batch {batch} could not be committed to {committable.sink}: {work.error or outcome.value}.",
+                    f"Batch {batch} could not be committed to {committable.sink}: {_cause(work.error)}.",
                     data_now=f"some sinks may show batch {batch} already",
                     remedy=f"Bring the sink back and start the pipeline again: {then}.",
                 ) from work.error
@@ -375,9 +375,14 @@ class _Work:
 def _batch_failed(work: _Work) -> SemelError:
     if isinstance(work.error, SemelError):
         return work.error
-    return BatchFailed(f"Batch {work.id} failed before it was decided: {_first_line(work.error)}")
+    return BatchFailed(f"Batch {work.id} failed before it was decided: {_cause(work.error)}.")
 
 
-def _first_line(error: BaseException | None) -> str:
+def _cause(error: BaseException | None) -> str:
+    """The first line of an error, for the first line of ours."""
+    if error is None:
+        return "the sink gave no reason"
+    if isinstance(error, SemelError):
+        return error.what.rstrip(".")
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"
+    return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(". ")

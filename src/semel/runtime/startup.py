@@ -64,8 +64,11 @@ def start_weaker(log: DecisionLog | None, sinks: Sequence[Sink], identity: Ident
 def _claim(
     log: DecisionLog, sinks: Sequence[Sink], identity: Identity, default_name: str, *, marked: bool, limits: Limits
 ) -> Coordinator:
-    _refuse_anothers_checkpoint(log, identity)
-    log.create_identity(identity)
+    found = log.identity()
+    if found is None:
+        log.create_identity(identity)
+    else:
+        _refuse_anothers_checkpoint(found, identity, log.store.describe())
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
     failpoint("startup.claimed")
     context = Context(identity.pipeline, identity.name or default_name, incarnation, marked)
@@ -136,19 +139,14 @@ def sweep(coordinator: Coordinator, remains: Mapping[str, Remains], next_batch: 
 # Refusing -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_anothers_checkpoint(log: DecisionLog, identity: Identity) -> None:
-    found = log.identity()
-    if found is None:
-        return
-    if found.pipeline != identity.pipeline:
+def _refuse_anothers_checkpoint(found: Identity, ours: Identity, where: str) -> None:
+    if found.pipeline != ours.pipeline:
         raise AnotherPipeline(
-            f"The log {log.store.describe()} belongs to query {found.pipeline}, "
-            f"but the checkpoint's metadata says {identity.pipeline}: files of two checkpoints are mixed."
+            f"The log {where} belongs to query {found.pipeline}, but the checkpoint's metadata says {ours.pipeline}: "
+            "files of two checkpoints are mixed."
         )
-    if found.name and identity.name and found.name != identity.name:
-        raise AnotherPipeline(
-            f"The checkpoint {log.store.describe()} belongs to pipeline {found.name!r}, not to {identity.name!r}."
-        )
+    if found.name and ours.name and found.name != ours.name:
+        raise AnotherPipeline(f"The checkpoint {where} belongs to pipeline {found.name!r}, not to {ours.name!r}.")
 
 
 def _refuse_a_replaced_checkpoint(remains: Mapping[str, Remains], context: Context) -> None:

@@ -1,10 +1,12 @@
-"""What a sink is made of. One contract suite (tests/contract) covers every sink.
+"""What a sink is made of.
 
     Sink          what the user writes: frozen, picklable, validated when made; holds no connection
     Writer        on an executor: turns Arrow batches into one staged part, durable and invisible
     StagedPart    what a writer hands to the driver; not yet a promise of the sink
     Participant   on the driver: prepares staged parts into committables, commits, aborts, recovers
     Remains       what a participant finds of ours in the store at start
+
+One contract suite (tests/contract) covers every sink.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ class Sink(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     name: str = field(default="", kw_only=True)
-    select: tuple[str, ...] = field(default=(), kw_only=True)
+    select: Sequence[str] = field(default=(), kw_only=True)
     where: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:

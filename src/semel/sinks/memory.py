@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Memory(Sink):
     def check(self, schema: pa.Schema) -> None:
         """Any row fits."""
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:  # noqa: ARG002 - memory is never durable
         return _MemoryWriter(branch)
 
     def participant(self, context: Context) -> Participant:
@@ -69,16 +70,40 @@ class Memory(Sink):
 class _MemoryWriter(Writer):
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
-        self.rows: list[Row] = []
+        self.batches: list[pa.RecordBatch] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self.rows += batch.to_pylist()
+        if batch.num_rows:
+            self.batches.append(batch)
 
     def prepare(self) -> StagedPart:
-        return StagedPart(self.branch, len(self.rows), {"rows": self.rows})
+        return StagedPart(self.branch, sum(b.num_rows for b in self.batches), {"arrow": _to_text(self.batches)})
 
     def abort(self) -> None:
-        self.rows.clear()
+        self.batches.clear()
+
+
+def _to_text(batches: Sequence[pa.RecordBatch]) -> str:
+    """Rows as an Arrow stream in base64: a staged part is plain JSON, which has no dates, decimals or bytes."""
+    import pyarrow as pa
+
+    if not batches:
+        return ""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return base64.b64encode(stream.getvalue().to_pybytes()).decode()
+
+
+def _to_rows(text: str) -> list[Row]:
+    import pyarrow as pa
+
+    if not text:
+        return []
+    with pa.ipc.open_stream(base64.b64decode(text)) as reader:
+        rows: list[Row] = reader.read_all().to_pylist()
+    return rows
 
 
 class _MemoryParticipant(Participant):
@@ -96,15 +121,16 @@ class _MemoryParticipant(Participant):
         with self.table.lock:
             self._refuse_if_older()
             for part in parts:
-                self.table.staged[part.branch] = list(part.payload["rows"])
+                self.table.staged[part.branch] = _to_rows(part.payload["arrow"])
         return (committable_for(self.sink, attempt, parts, {}),)
 
     def commit(self, committable: Committable) -> Outcome:
         marker = (self.context.pipeline, self.sink, committable.attempt.batch)
         with self.table.lock:
-            if self.context.marked and marker in self.table.markers:
-                return Outcome.ALREADY_COMMITTED
             staged = [b for b in self.table.staged if str(b) in committable.branches]
+            if self.context.marked and marker in self.table.markers:
+                self.abort(staged)
+                return Outcome.ALREADY_COMMITTED
             if len(staged) < len(committable.branches):
                 return Outcome.GONE
             for branch in sorted(staged):
@@ -123,7 +149,8 @@ class _MemoryParticipant(Participant):
         with self.table.lock:
             ours = tuple(b for b in self.table.staged if (b.attempt.pipeline, b.sink) == (pipeline, self.sink))
             batches = [batch for p, sink, batch in self.table.markers if (p, sink) == (pipeline, self.sink)]
-            others = {p for (p, _, _), owner in self.table.markers.items() if owner == name and p != pipeline}
+            markers = self.table.markers.items()
+            others = {p for (p, sink, _), owner in markers if (owner, sink) == (name, self.sink) and p != pipeline}
         return Remains(ours, max(batches, default=None), tuple(sorted(others)))
 
     def close(self) -> None:

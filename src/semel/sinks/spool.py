@@ -1,4 +1,4 @@
-"""A spool: the rows of one task in one Arrow file beside the store, for sinks that move staged rows in one transaction."""
+"""A spool: the rows of one task in one Arrow file, for sinks that move staged rows in one transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.durable import sync_file, sync_folder
+from semel.durable import make_folders, sync_file, sync_folder
 from semel.ids import Branch, PipelineId, parse_branch
 from semel.sinks.base import StagedPart, Writer
 
@@ -42,7 +42,7 @@ class SpoolWriter(Writer):
             return
         batch = self.convert(batch)
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(self.path.parent)
             self._file = pa.ipc.new_file(str(self.path), batch.schema)
         self._file.write_batch(batch)
         self.rows += batch.num_rows
@@ -92,8 +92,6 @@ def spooled_branches(folder: Path, pipeline: PipelineId, sink: str) -> tuple[Bra
 
 
 def drop_spooled(folder: Path, names: Iterable[str]) -> None:
-    """Remove staged files, and the folder when it is empty."""
+    """Remove staged files. The folder stays: a task of another pipeline may be about to open a file in it."""
     for name in names:
         (folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()

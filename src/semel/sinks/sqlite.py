@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable
 from semel.failpoints import failpoint
-from semel.ids import Attempt, Branch, PipelineId
+from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
 from semel.sinks.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
@@ -43,7 +43,7 @@ class Sqlite(Sink):
     path: str
     table: str
     mode: str = "append"
-    key: tuple[str, ...] = ()
+    key: Sequence[str] = ()
     timeout_s: float = 60.0
 
     kind: ClassVar[str] = "sqlite"
@@ -54,7 +54,8 @@ class Sqlite(Sink):
         # Executors may run in another folder than the driver.
         object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))
         object.__setattr__(self, "key", (self.key,) if isinstance(self.key, str) else tuple(self.key))
-        if not self.table or "\x00" in self.table or self.table.startswith(("sqlite_", "semel_")):
+        # SQLite does not tell upper from lower case in names of tables.
+        if not self.table or "\x00" in self.table or self.table.lower().startswith(("sqlite_", "semel_")):
             raise ConfigError(f"A Sqlite sink cannot write to a table named {self.table!r}.")
         if self.mode not in MODES:
             raise ConfigError(f"Sqlite has no mode {self.mode!r}; use one of {', '.join(MODES)}.")
@@ -125,7 +126,8 @@ class Sqlite(Sink):
 
     def insert_statement(self, names: Sequence[str]) -> str:
         columns = ", ".join(map(quote, names))
-        insert = f"INSERT INTO {quote(self.table)} ({columns}) VALUES ({', '.join('?' * len(names))})"
+        values = ", ".join("?" * len(names))
+        insert = f"INSERT INTO {quote(self.table)} ({columns}) VALUES ({values})"  # noqa: S608 - quoted identifiers
         if self.mode != "upsert":
             return insert
         updates = ", ".join(f"{quote(n)} = excluded.{quote(n)}" for n in names if n not in self.key)
@@ -133,9 +135,10 @@ class Sqlite(Sink):
         return f"{insert} ON CONFLICT ({target}) DO " + (f"UPDATE SET {updates}" if updates else "NOTHING")
 
     def create_statement(self, schema: pa.Schema) -> str:
-        columns = [f"{quote(f.name)} {sqlite_type(f.type)}" for f in schema]
+        # Unique and not primary: SQLite turns a NULL in an integer primary key into a number of its own choice.
+        columns = [f"{quote(f.name)} {sqlite_type(f.type)}{' NOT NULL' * (f.name in self.key)}" for f in schema]
         if self.key:
-            columns.append(f"PRIMARY KEY ({', '.join(map(quote, self.key))})")
+            columns.append(f"UNIQUE ({', '.join(map(quote, self.key))})")
         return f"CREATE TABLE IF NOT EXISTS {quote(self.table)} ({', '.join(columns)})"
 
 
@@ -144,6 +147,7 @@ class _SqliteParticipant(Participant):
         self.sink = sink
         self.context = context
         self.database = Database.shared(sink.path, context, sink.timeout_s)
+        self._moved: Committable | None = None
 
     def fence(self) -> None:
         pipeline, mine = self.context.pipeline, self.context.incarnation
@@ -158,19 +162,19 @@ class _SqliteParticipant(Participant):
     def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
         committable = committable_for(self.sink.name, attempt, parts, {})
         try:
+            self.database.keep_only(attempt)
             if self.context.marked and self._marker(attempt.batch):
                 return (committable,)
             with self.database.joined(attempt):
                 if self.context.marked:
                     self._refuse_if_older()
                 self._move(committable)
+                self._moved = committable
                 failpoint("sqlite.moved")
         except SpoolDamaged as error:
             raise BatchFailed(f"{self.sink.describe()}: staged rows vanished before the decision: {error}.") from None
         except sqlite3.Error as error:
-            raise BatchFailed(
-                f"{self.sink.describe()} refused the rows of batch {attempt.batch}: {error}."
-            ) from error
+            raise BatchFailed(f"{self.sink.describe()} refused the rows of batch {attempt.batch}: {error}.") from error
         return (committable,)
 
     def commit(self, committable: Committable) -> Outcome:
@@ -178,6 +182,9 @@ class _SqliteParticipant(Participant):
             with self.database.lock:
                 if self.database.ends(committable.attempt):
                     self.database.commit()
+                    outcome = Outcome.COMMITTED
+                elif self._moved == committable and self.database.ended(committable.attempt):
+                    # Another sink of this database has committed the transaction that both had joined.
                     outcome = Outcome.COMMITTED
                 else:
                     outcome = self._commit_from_spool(committable)
@@ -187,6 +194,7 @@ class _SqliteParticipant(Participant):
         except (sqlite3.Error, SinkUnavailable):
             # Nothing is known to have happened; the next try looks at the ledger first.
             return Outcome.RETRY
+        self._moved = None
         drop_spooled(self.sink.spool, committable.branches)
         return outcome
 
@@ -201,7 +209,7 @@ class _SqliteParticipant(Participant):
         db = self.database
         insert = ""
         if self.sink.mode == "replace" and db.has_table(self.sink.table):
-            db.execute(f"DELETE FROM {quote(self.sink.table)}")  # noqa: S608
+            db.execute(f"DELETE FROM {quote(self.sink.table)}")  # noqa: S608 - a quoted identifier
         for batch in spooled_batches(self.sink.spool, committable.branches, committable.rows):
             if not insert:
                 db.execute(self.sink.create_statement(batch.schema))
@@ -234,18 +242,29 @@ class _SqliteParticipant(Participant):
         drop_spooled(self.sink.spool, map(str, named))
 
     def recover(self) -> Remains:
-        branches = spooled_branches(self.sink.spool, self.context.pipeline, self.sink.name)
+        branches = self._staged_or_prepared()
         if not (self.context.marked and self.database.has_table("semel_ledger")):
             return Remains(branches)
-        newest = self.database.execute(
-            "SELECT max(batch) FROM semel_ledger WHERE pipeline = ? AND sink = ?",
-            (self.context.pipeline, self.sink.name),
-        ).fetchone()[0]
-        others = self.database.execute(
-            "SELECT DISTINCT pipeline FROM semel_ledger WHERE name = ? AND sink = ? AND pipeline <> ? ORDER BY 1",
-            (self.context.name, self.sink.name, self.context.pipeline),
-        )
+        # Our own connection would also see the marker of a batch that is prepared and not committed.
+        with Database.read_only(self.sink.path) as reader:
+            newest = reader.execute(
+                "SELECT max(batch) FROM semel_ledger WHERE pipeline = ? AND sink = ?",
+                (self.context.pipeline, self.sink.name),
+            ).fetchone()[0]
+            others = reader.execute(
+                "SELECT DISTINCT pipeline FROM semel_ledger WHERE name = ? AND sink = ? AND pipeline <> ? ORDER BY 1",
+                (self.context.name, self.sink.name, self.context.pipeline),
+            ).fetchall()
         return Remains(branches, newest, tuple(PipelineId(row[0]) for row in others))
+
+    def _staged_or_prepared(self) -> tuple[Branch, ...]:
+        """A prepared batch without rows has no spool, but its open transaction must be found, too, to be aborted."""
+        staged = spooled_branches(self.sink.spool, self.context.pipeline, self.sink.name)
+        if self._moved is None or not self.database.ends(self._moved.attempt):
+            return staged
+        prepared = [branch for name in self._moved.branches if (branch := parse_branch(name))]
+        # A batch of no tasks has no branch either: the first task's name stands for its transaction.
+        return tuple(sorted({*staged, *(prepared or [Branch(self._moved.attempt, self.sink.name, 0, 0)])}))
 
     def close(self) -> None:
         self.database.release()

@@ -27,7 +27,9 @@ CREATE TABLE IF NOT EXISTS semel_ledger (
     PRIMARY KEY (pipeline, sink, batch)
 ) WITHOUT ROWID
 """
-_FENCE = "CREATE TABLE IF NOT EXISTS semel_fence (pipeline TEXT PRIMARY KEY, incarnation INTEGER NOT NULL) WITHOUT ROWID"
+_FENCE = (
+    "CREATE TABLE IF NOT EXISTS semel_fence (pipeline TEXT PRIMARY KEY, incarnation INTEGER NOT NULL) WITHOUT ROWID"
+)
 
 
 class Database:
@@ -42,6 +44,7 @@ class Database:
         self.users = 0
         self._key = (path, context)
         self._held: Attempt | None = None
+        self._ended: Attempt | None = None
         self._connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
         try:
             mode = self.execute("PRAGMA journal_mode = WAL").fetchone()[0]
@@ -84,7 +87,7 @@ class Database:
         self._connection.executemany(sql, rows)
 
     def has_table(self, name: str) -> bool:
-        found = self.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+        found = self.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE", (name,))
         return found.fetchone() is not None
 
     def create_ledger(self) -> None:
@@ -110,8 +113,8 @@ class Database:
     def joined(self, attempt: Attempt) -> Iterator[None]:
         """Work inside the transaction that holds this attempt's prepared rows; it stays open until `commit`."""
         with self.lock:
-            if self._held != attempt:
-                self._roll_back()
+            self.keep_only(attempt)
+            if self._held is None:
                 self._begin("prepare")
                 self._held = attempt
             try:
@@ -120,9 +123,19 @@ class Database:
                 self._roll_back()
                 raise
 
+    def keep_only(self, attempt: Attempt) -> None:
+        """Forget what any other attempt prepared: its rows and markers must not be taken for committed ones."""
+        with self.lock:
+            if self._held != attempt:
+                self._roll_back()
+
     def ends(self, attempt: Attempt) -> bool:
         """Whether the open transaction is the one that this attempt prepared."""
         return self._held == attempt
+
+    def ended(self, attempt: Attempt) -> bool:
+        """Whether the transaction committed last was the one that this attempt prepared."""
+        return self._ended == attempt
 
     def commit(self) -> None:
         try:
@@ -130,7 +143,7 @@ class Database:
         except BaseException:
             self._roll_back()
             raise
-        self._held = None
+        self._held, self._ended = None, self._held
 
     def roll_back(self, attempts: set[Attempt]) -> None:
         """Forget what these attempts prepared."""

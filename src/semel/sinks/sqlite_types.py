@@ -28,7 +28,7 @@ def sqlite_type(kind: pa.DataType) -> str | None:
         return "BLOB"
     if t.is_string(kind) or t.is_large_string(kind) or t.is_null(kind):
         return "TEXT"
-    # Exact and sortable as text: decimals keep every digit, times are ISO 8601.
+    # Exact as text: decimals keep every digit; dates and times are ISO 8601, so that text order is time order.
     if t.is_decimal(kind) or t.is_date(kind) or t.is_timestamp(kind):
         return "TEXT"
     return None
@@ -49,10 +49,12 @@ def affinity_accepts(declared: str, kind: pa.DataType) -> bool:
 
 
 def to_sqlite(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in types that the driver can hand to SQLite as they are. Raises for NaN, which SQLite would store as NULL."""
+    """The batch in types that SQLite takes as they are. Raises for NaN, which SQLite would store as NULL."""
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays([_column(f.name, c) for f, c in zip(batch.schema, batch.columns, strict=True)], names=batch.schema.names)
+    return pa.RecordBatch.from_arrays(
+        [_column(f.name, c) for f, c in zip(batch.schema, batch.columns, strict=True)], names=batch.schema.names
+    )
 
 
 def _column(name: str, column: pa.Array) -> pa.Array:
@@ -71,5 +73,9 @@ def _column(name: str, column: pa.Array) -> pa.Array:
         # UTC, microseconds, one format for every row, so that text order is time order.
         return pc.strftime(column.cast(pa.timestamp("us")), format="%Y-%m-%d %H:%M:%S")
     if pa.types.is_decimal(kind) or pa.types.is_date(kind) or pa.types.is_null(kind):
-        return pc.cast(column, pa.string())
+        text = pc.cast(column, pa.string())
+        if pa.types.is_decimal(kind) and pc.any(pc.match_substring(text, "E")).as_py():
+            # Arrow spells small decimals as 0E-8; one spelling for every row is easier to read and to compare.
+            return pa.array([None if v is None else f"{v:f}" for v in column.to_pylist()], pa.string())
+        return text
     return column

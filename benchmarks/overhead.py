@@ -1,0 +1,92 @@
+"""What exactly-once adds to a batch, against at-least-once, with the Sqlite sink.
+
+One query; its batches go to the one and the other guarantee in turn, so that noise hits both alike.
+
+    python benchmarks/overhead.py [--rows 1000] [--batches 120] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import semel
+from semel.runtime.batch import Report
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GUARANTEES = ("exactly-once", "at-least-once")
+WARM_UP_BATCHES = 20
+
+
+def session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def write_input(folder: Path, rows: int, batches: int) -> None:
+    for batch in range(batches):
+        orders = ({"id": batch * rows + k, "customer": k % 97, "item": "a thing to buy"} for k in range(rows))
+        (folder / f"{batch:06d}.json").write_text("".join(json.dumps(order) + "\n" for order in orders))
+
+
+def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> dict[str, object]:
+    (folder / "in").mkdir()
+    write_input(folder / "in", rows, batches)
+    reports: list[Report] = []
+    functions = [semel.sink(semel.Sqlite(str(folder / f"{g}.db"), "orders"), guarantee=g) for g in GUARANTEES]
+    functions[0].listener = reports.append
+    times: list[list[float]] = [[], []]
+
+    def alternate(df: DataFrame, batch: int) -> None:
+        began = time.perf_counter()
+        functions[batch % 2](df, batch)
+        times[batch % 2].append((time.perf_counter() - began) * 1000)
+
+    stream = spark.readStream.schema("id long, customer long, item string").option("maxFilesPerTrigger", 1)
+    writer = stream.json(str(folder / "in")).writeStream.foreachBatch(alternate)
+    writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    once, least = (series[WARM_UP_BATCHES // 2 :] for series in times)
+    added = [a - b for a, b in zip(once, least, strict=False)]
+    return {
+        "rows": rows,
+        "batches": len(added),
+        "exactly_once_ms_median": round(statistics.median(once), 1),
+        "at_least_once_ms_median": round(statistics.median(least), 1),
+        "added_ms_median": round(statistics.median(added), 1),
+        "decide_ms_median": round(statistics.median(r.ms["decide"] for r in reports), 1),
+        "commit_ms_median": round(statistics.median(r.ms["commit"] for r in reports), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000)
+    parser.add_argument("--batches", type=int, default=120)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(session(), Path(folder), arguments.rows, arguments.batches)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(f"{name:26} {value}" for name, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()

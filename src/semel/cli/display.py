@@ -1,0 +1,86 @@
+"""What `semel run` shows: one live line on a terminal, one plain line per event elsewhere, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from semel.runtime.runner import Happening, Hear
+
+COLOURS = {"committed": "green", "forwarded": "cyan", "replayed": "yellow", "skipped": "magenta"}
+
+
+@contextmanager
+def display_for(*, json: bool) -> Iterator[Hear]:
+    """The display that suits where the output goes."""
+    console = Console()
+    if json:
+        yield _serialized(tell_json)
+    elif not console.is_terminal:
+        yield _serialized(lambda happening: console.print(plain_line(happening), highlight=False, soft_wrap=True))
+    else:
+        line = LiveLine()
+        with Live(get_renderable=line.render, console=console, refresh_per_second=4):
+            yield _serialized(line.hear)
+
+
+def _serialized(hear: Hear) -> Hear:
+    """Pipelines run in threads of their own; their events are told one after the other."""
+    lock = threading.Lock()
+
+    def told(happening: Happening) -> None:
+        with lock:
+            hear(happening)
+
+    return told
+
+
+def tell_json(happening: Happening) -> None:
+    """One line, flushed at once. A reader that went away does not stop the pipelines."""
+    event = asdict(happening)
+    if not happening.error:
+        del event["error"]
+    with suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+
+def plain_line(happening: Happening) -> str:
+    h = happening
+    if h.event != "batch":
+        return f"{h.at} {h.pipeline} {h.event}"
+    return f"{h.at} {h.pipeline} batch {h.batch} {h.how}, {h.rows} rows in {h.ms:.0f} ms"
+
+
+@dataclass
+class LiveLine:
+    """The last that was heard of each pipeline, in one line."""
+
+    clock: Callable[[], float] = time.monotonic
+    last: dict[str, tuple[Happening, float]] = field(default_factory=dict)
+
+    def hear(self, happening: Happening) -> None:
+        self.last[happening.pipeline] = (happening, self.clock())
+
+    def render(self) -> Text:
+        if not self.last:
+            return Text("starting Spark ...", style="dim")
+        parts = [self._part(happening, self.clock() - heard) for happening, heard in self.last.values()]
+        return Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
+
+    def _part(self, h: Happening, age_s: float) -> Text:
+        text = Text.assemble((h.pipeline, "bold"), no_wrap=True, overflow="ellipsis")
+        if h.event != "batch":
+            return text.append(f" {h.event}", "red" if h.event == "failed" else "dim")
+        per_s = h.rows / h.ms * 1000 if h.ms else 0.0
+        text.append(f" batch {h.batch} ").append(h.how, COLOURS.get(h.how, ""))
+        return text.append(f" {h.rows} rows, {per_s:,.0f}/s").append(f", {age_s:.0f} s ago", "dim")

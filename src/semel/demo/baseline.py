@@ -1,0 +1,101 @@
+"""The same two streams in plain Spark: `foreachBatch` with a database driver, as people write it.
+
+Nothing is sabotaged: the rows of a batch go to SQLite in chunks, each committed, and Spark's checkpoint is as durable
+as for semel. The only harm done to it is kill -9. A batch that was cut off is run again by Spark, and what its first
+run had committed already is then there twice. The totals come out right all the same where a replay overwrites a row
+with the same numbers: an upsert of absolute values forgives what an append does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
+
+INPUT = os.environ["SEMEL_DEMO_INPUT"]
+DATABASE = os.environ["SEMEL_DEMO_DATABASE"]
+CHECKPOINTS = os.environ["SEMEL_DEMO_CHECKPOINTS"]
+FILES_PER_BATCH = os.environ.get("SEMEL_DEMO_FILES_PER_BATCH", "2")
+ROWS_PER_COMMIT = int(os.environ.get("SEMEL_DEMO_ROWS_PER_COMMIT", "25"))
+CONF = json.loads(os.environ.get("SEMEL_DEMO_CONF", "{}"))
+
+CREATE = """
+CREATE TABLE IF NOT EXISTS orders (id TEXT, customer TEXT, cents INTEGER, item TEXT, at TEXT);
+CREATE TABLE IF NOT EXISTS totals (customer TEXT PRIMARY KEY, orders INTEGER, cents INTEGER);
+"""
+INSERT = "INSERT INTO orders VALUES (?, ?, ?, ?, ?)"
+UPSERT = """
+INSERT INTO totals VALUES (?, ?, ?)
+ON CONFLICT (customer) DO UPDATE SET orders = excluded.orders, cents = excluded.cents
+"""
+
+
+def tell(event: str, pipeline: str, batch: int | None = None) -> None:
+    sys.stdout.write(json.dumps({"event": event, "pipeline": pipeline, "batch": batch}) + "\n")
+    sys.stdout.flush()
+
+
+def write_rows(df: DataFrame, statement: str) -> None:
+    rows: Iterator[Any] = df.toLocalIterator()
+    with closing(sqlite3.connect(DATABASE, timeout=60)) as connection:
+        while chunk := [tuple(row) for row in islice(rows, ROWS_PER_COMMIT)]:
+            with connection:
+                connection.executemany(statement, chunk)
+
+
+def append_orders(df: DataFrame, batch: int) -> None:
+    tell("began", "orders", batch)
+    write_rows(df, INSERT)
+    tell("batch", "orders", batch)
+
+
+def upsert_totals(df: DataFrame, batch: int) -> None:
+    tell("began", "totals", batch)
+    write_rows(df, UPSERT)
+    tell("batch", "totals", batch)
+
+
+def read_orders(spark: SparkSession) -> DataFrame:
+    schema = "id string, customer string, cents long, item string, at string"
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_BATCH).json(INPUT)
+
+
+def start(df: DataFrame, name: str, function: Any, mode: str) -> None:
+    (
+        df.writeStream.foreachBatch(function)
+        .queryName(name)
+        .outputMode(mode)
+        .option("checkpointLocation", f"{CHECKPOINTS}/{name}")
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+    tell("started", name)
+
+
+def main() -> None:
+    with closing(sqlite3.connect(DATABASE, timeout=60)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(CREATE)
+    builder: Any = SparkSession.builder
+    for key, value in CONF.items():
+        builder = builder.config(key, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    per_customer = (
+        read_orders(spark).groupBy("customer").agg(F.count("*").alias("orders"), F.sum("cents").alias("cents"))
+    )
+    start(read_orders(spark), "orders", append_orders, "append")
+    start(per_customer, "totals", upsert_totals, "update")
+    spark.streams.awaitAnyTermination()
+
+
+if __name__ == "__main__":
+    main()

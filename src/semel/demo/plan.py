@@ -1,0 +1,58 @@
+"""When and where each life is killed. The same seed gives the same plan."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from semel.failpoints import FAILPOINTS
+
+#: What a pipeline with a Sqlite sink reaches in its driver. The task.* points are left out: they kill a Python worker,
+#: which ends in an error of the query, and here the whole process group is to die without a word.
+REACHED = tuple(point for point in FAILPOINTS if point.startswith(("startup.", "batch.", "log.", "sqlite.")))
+NTH_MAX = 4
+DELAY_S_MAX = 2.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """`point` is a failpoint and its `nth` hit, or empty: then `delay_s` after the life's first batch.
+
+    Plain Spark has no failpoints. It is killed after this `fraction` of the time that its last batch of orders took,
+    counted from the beginning of the next one: inside a batch, as most failpoints are.
+    """
+
+    point: str = ""
+    nth: int = 1
+    delay_s: float = 0.0
+    fraction: float = 0.5
+
+    @property
+    def variable(self) -> str:
+        return f"{self.point}@{self.nth}" if self.point else ""
+
+
+def plan_kills(seed: int, count: int) -> tuple[Kill, ...]:
+    """Half at failpoints, half at random moments, in turns. The first is a random one: it always makes progress."""
+    dice = random.Random(f"kills of {seed}")  # noqa: S311 - a game, not a secret
+    points = _shuffled_rounds(dice, (count + 1) // 2)
+    kills = [_at_point(dice, points[number // 2]) if number % 2 else _any_time(dice) for number in range(count)]
+    return tuple(replace(kill, fraction=round(dice.uniform(0.2, 1.0), 3)) for kill in kills)
+
+
+def _any_time(dice: random.Random) -> Kill:
+    return Kill(delay_s=round(dice.uniform(0.0, DELAY_S_MAX), 3))
+
+
+def _shuffled_rounds(dice: random.Random, count: int) -> list[str]:
+    """Every point once before any comes again."""
+    points: list[str] = []
+    while len(points) < count:
+        points += dice.sample(REACHED, len(REACHED))
+    return points
+
+
+def _at_point(dice: random.Random, point: str) -> Kill:
+    """A start is gone through once per pipeline; later points are hit by each batch, so some batches come before."""
+    low, high = (1, 2) if point.startswith("startup.") else (2, NTH_MAX)
+    return Kill(point, dice.randint(low, high))

@@ -1,0 +1,241 @@
+"""`semel run`: start every pipeline of a file, tell what happens, stop clean on a signal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semel import errors
+from semel.errors import CheckpointError, ConfigError, Fenced, QueryStopped, SemelError
+from semel.runtime.batch import Report
+from semel.runtime.loading import load_pipelines, place_and_error, split_target
+from semel.runtime.pipeline import Pipeline, Running, StreamWriter
+from semel.runtime.session import SparkSettings, open_session
+from semel.runtime.spark import Checkpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOK_EVERY_S = 0.2
+GRACE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Happening:
+    """What `semel run` tells: a pipeline "started", ended a "batch", "stopped" or "failed"."""
+
+    event: str
+    pipeline: str
+    batch: int | None = None
+    how: str = ""
+    rows: int = 0
+    attempt: int = 0
+    ms: float = 0.0
+    error: str = ""
+    at: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
+
+
+Hear = Callable[[Happening], None]
+
+
+def exit_code(error: BaseException) -> int:
+    """What a shell or a supervisor may act on: 2 means that the same start would fail again, 3 that another runs."""
+    if isinstance(error, Fenced):
+        return 3
+    return 2 if isinstance(error, ConfigError | CheckpointError) else 1
+
+
+def run(target: str, settings: SparkSettings, hear: Hear) -> None:
+    """Run the pipelines of `FILE[:NAME]` until they end, one fails, or a signal says stop. Raises what failed."""
+    with StopSignals() as stop:
+        pipelines = load_pipelines(target)
+        path = split_target(target)[0]
+        spark = open_session(settings, pipelines)
+        # PySpark takes SIGINT for itself when its context starts.
+        stop.install()
+        with all_stopped(spark, stop, hear) as runs:
+            for pipeline in pipelines:
+                runs.append(launch(pipeline, spark, path, hear))
+            watch(runs, stop, hear)
+
+
+# One pipeline -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A pipeline that was started, and whether its end has been told."""
+
+    name: str
+    running: Running
+    told: bool = False
+
+    @property
+    def active(self) -> bool:
+        return bool(self.running.query.isActive)
+
+
+def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear) -> Run:
+    writer = build(pipeline, spark, path)
+    planned = planned_batch(spark, writer)
+
+    def listener(report: Report) -> None:
+        again = report.how == "committed" and report.batch == planned
+        hear(
+            Happening(
+                "batch",
+                pipeline.name,
+                report.batch,
+                "replayed" if again else report.how,
+                report.rows,
+                report.attempt,
+                round(sum(report.ms.values()), 1),
+            )
+        )
+
+    running = writer.launch(listener)
+    hear(Happening("started", pipeline.name))
+    return Run(pipeline.name, running)
+
+
+def build(pipeline: Pipeline, spark: SparkSession, path: Path) -> StreamWriter:
+    try:
+        return pipeline(spark)
+    except SemelError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Pipeline {pipeline.name} of {path} cannot be built: {place_and_error(error, path)}",
+        ) from error
+
+
+def planned_batch(spark: SparkSession, writer: StreamWriter) -> int | None:
+    """The batch that an earlier run had planned and not finished: Spark hands it to us a second time."""
+    checkpoint = Checkpoint(spark, writer.checkpoint)
+    batch = checkpoint.next_batch()
+    return batch if checkpoint.store.exists(f"offsets/{batch}") else None
+
+
+# All of them --------------------------------------------------------------------------------------------------------
+
+
+def watch(runs: Sequence[Run], stop: StopSignals, hear: Hear) -> None:
+    """Return when all have ended or a signal came; raise when one failed."""
+    while any(run.active for run in runs):
+        if stop.wait(LOOK_EVERY_S):
+            return
+        tell_ends(runs, hear)
+    tell_ends(runs, hear)
+
+
+def tell_ends(runs: Sequence[Run], hear: Hear) -> None:
+    """Tell of each pipeline that ended since the last look, and raise the first failure."""
+    failures = []
+    for run in runs:
+        if run.told or run.active:
+            continue
+        run.told = True
+        failure = failure_of(run)
+        hear(Happening("failed" if failure else "stopped", run.name, error=str(failure or "")))
+        failures += [failure] if failure else []
+    if failures:
+        raise failures[0]
+
+
+def failure_of(run: Run) -> SemelError | None:
+    """Why the query ended, or None when it came to its end or was asked to stop."""
+    found = run.running.query.exception()
+    if found is None:
+        return None
+    error = error_in(str(found)) or SemelError(
+        f"Pipeline {run.name} failed: {_first_line(str(found))}",
+        data_now="what was committed is visible once; the batch at hand is not decided",
+        remedy="Mend the cause and start again: the batch runs again from the same offsets.",
+    )
+    return None if isinstance(error, QueryStopped) else error
+
+
+def error_in(text: str) -> SemelError | None:
+    """The semel error inside what came back from the JVM, where it is only text: the last one is the outermost."""
+    found = re.findall(
+        r"^(?:.*: )?semel\.errors\.(\w+): ([\s\S]{0,2000}?)\n  the data now: (.*)\n  what to do: (.*)$",
+        text,
+        re.MULTILINE,
+    )
+    if not found:
+        return None
+    kind, what, data_now, remedy = found[-1]
+    return errors._rebuild(getattr(errors, kind, SemelError), what, data_now, remedy)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+@contextmanager
+def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear) -> Iterator[list[Run]]:
+    """However the block ends, every pipeline is stopped after its current batch; a second signal does not wait."""
+    runs: list[Run] = []
+    try:
+        yield runs
+    finally:
+        stop.at_once = lambda number: _die(spark, number)
+        for run in runs:
+            # Whatever goes wrong while stopping, the batch is safe: the next start completes it or rolls it back.
+            with suppress(Exception):
+                _stop(run, hear)
+        with suppress(Exception):
+            spark.stop()
+
+
+def _stop(run: Run, hear: Hear) -> None:
+    was_active = run.active
+    run.running.stop(GRACE_S)
+    if was_active and not run.told:
+        run.told = True
+        hear(Happening("stopped", run.name))
+
+
+def _die(spark: SparkSession, number: int) -> None:
+    gateway: Any = spark.sparkContext._gateway
+    with suppress(Exception):
+        gateway.proc.kill()
+    os._exit(128 + number)
+
+
+class StopSignals:
+    """SIGTERM and SIGINT ask for a clean stop. The second one does what `at_once` says."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._before: dict[signal.Signals, Any] = {}
+        self.at_once: Callable[[int], None] = lambda number: os._exit(128 + number)
+
+    def __enter__(self) -> StopSignals:
+        self._before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def install(self) -> None:
+        for number in self._before:
+            signal.signal(number, self._handle)
+
+    def wait(self, seconds: float) -> bool:
+        return self._asked.wait(seconds)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        if self._asked.is_set():
+            self.at_once(number)
+        self._asked.set()

@@ -1,0 +1,461 @@
+"""What every sink must do. One suite, a harness per sink; a new sink passes it before it is registered."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from tests.contract.conftest import SURVIVORS
+from tests.contract.harness import (
+    HARNESSES,
+    OTHERS,
+    SCHEMA,
+    Harness,
+    Killed,
+    Rows,
+    arrow,
+    attempt,
+    commit_in_fresh_process,
+    context,
+    open_descriptors,
+    prepare,
+    prepare_in_a_process_that_is_killed,
+    rows_of,
+    stage,
+)
+
+from semel.decisions.records import committable_from_json, committable_to_json
+from semel.errors import BatchFailed, Fenced, MissingExtra
+from semel.ids import Branch
+from semel.protocol.events import Outcome
+from semel.sinks.base import Context, Participant, Remains, Sink
+from semel.sinks.registry import SINKS
+
+LEAK_BATCHES = 200
+
+
+@contextmanager
+def started(sink: Sink, who: Context | None = None) -> Iterator[Participant]:
+    """A participant as a start of the pipeline leaves it: fenced, and closed in the end."""
+    who = who or context()
+    participant = sink.participant(who)
+    try:
+        if who.marked:
+            participant.fence()
+        yield participant
+    finally:
+        participant.close()
+
+
+def test_every_registered_sink_has_a_harness() -> None:
+    assert set(SINKS) == set(HARNESSES)
+
+
+def test_only_a_store_inside_the_process_is_spared_the_tests_with_other_processes() -> None:
+    assert set(HARNESSES) - set(SURVIVORS) == {"memory"}
+
+
+# The way of a batch -----------------------------------------------------------------------------------------------
+
+
+def test_check_accepts_rows_before_the_target_exists_and_after(harness: Harness) -> None:
+    sink = harness.sink()
+    sink.check(SCHEMA)
+    with started(sink) as participant:
+        participant.commit(prepare(participant, sink, attempt(), rows_of(1)))
+    sink.check(SCHEMA)
+
+
+def test_commit_makes_rows_visible_once(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        committable = prepare(participant, sink, attempt(), rows_of(1, 2, 3), rows_of(4))
+        assert participant.commit(committable) is Outcome.COMMITTED
+    assert committable.rows == 4
+    assert committable.tasks == (0, 1)
+    assert harness.visible(sink) == rows_of(1, 2, 3, 4)
+    assert harness.staged() == []
+
+
+def test_batches_follow_each_other(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        for batch in range(5):
+            participant.commit(prepare(participant, sink, attempt(batch), rows_of(batch)))
+        assert participant.recover().newest_batch == 4
+    assert harness.visible(sink) == rows_of(0, 1, 2, 3, 4)
+
+
+def test_prepared_rows_are_invisible(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        participant.commit(prepare(participant, sink, attempt(0), rows_of(1)))
+        stage(sink, attempt(1), [rows_of(2)])
+        assert harness.visible(sink) == rows_of(1)
+        prepare(participant, sink, attempt(1), rows_of(2))
+        assert harness.visible(sink) == rows_of(1)
+
+
+def test_empty_batch_commits(harness: Harness) -> None:
+    """FLINK-31363: committing an empty transaction failed, or was taken for something else."""
+    sink = harness.sink()
+    with started(sink) as participant:
+        no_rows = prepare(participant, sink, attempt(0), [], [])
+        assert participant.commit(no_rows) is Outcome.COMMITTED
+        assert participant.commit(no_rows) is Outcome.ALREADY_COMMITTED
+        no_tasks = prepare(participant, sink, attempt(1))
+        assert participant.commit(no_tasks) is Outcome.COMMITTED
+        assert participant.recover().newest_batch == 1
+        participant.commit(prepare(participant, sink, attempt(2), [], rows_of(7)))
+    assert harness.visible(sink) == rows_of(7)
+
+
+def test_rows_that_vanish_before_the_decision_fail_the_batch(durable_harness: Harness) -> None:
+    sink = durable_harness.sink()
+    with started(sink) as participant:
+        parts = stage(sink, attempt(), [rows_of(1), rows_of(2)])
+        durable_harness.lose(str(parts[1].branch))
+        with pytest.raises(BatchFailed, match="vanished before the decision"):
+            participant.prepare(attempt(), parts)
+    assert durable_harness.visible(sink) == []
+
+
+# Idempotence ------------------------------------------------------------------------------------------------------
+
+
+def test_commit_is_idempotent_in_same_process(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        committable = prepare(participant, sink, attempt(), rows_of(1, 2))
+        outcomes = [participant.commit(committable) for _ in range(3)]
+    assert outcomes == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED, Outcome.ALREADY_COMMITTED]
+    assert harness.visible(sink) == rows_of(1, 2)
+
+
+def test_commit_is_idempotent_from_a_fresh_process(durable_harness: Harness) -> None:
+    sink = durable_harness.sink()
+    with started(sink) as participant:
+        committable = prepare(participant, sink, attempt(), rows_of(1, 2), rows_of(3))
+    outcomes = [commit_in_fresh_process(sink, context(2), committable) for _ in range(2)]
+    assert outcomes == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED]
+    assert durable_harness.visible(sink) == rows_of(1, 2, 3)
+
+
+def test_commit_after_lost_ack_answers_already_committed(durable_harness: Harness) -> None:
+    """FLINK-8086: a commit whose answer was lost is proven by its marker, not by a guess."""
+    sink = durable_harness.sink()
+    with started(sink) as participant:
+        committable = prepare(participant, sink, attempt(), rows_of(1, 2), rows_of(3))
+    lost = commit_in_fresh_process(sink, context(2), committable, failpoint=durable_harness.committed_failpoint)
+    assert lost == Killed()
+    assert durable_harness.visible(sink) == rows_of(1, 2, 3)
+    with started(sink, context(3)) as participant:
+        assert participant.commit(committable) is Outcome.ALREADY_COMMITTED
+    assert durable_harness.visible(sink) == rows_of(1, 2, 3)
+
+
+def test_replayed_batch_adds_nothing(harness: Harness) -> None:
+    """paimon#9666: a batch that runs again under another attempt and task layout is not committed twice."""
+    sink = harness.sink()
+    with started(sink) as participant:
+        participant.commit(prepare(participant, sink, attempt(0), rows_of(1, 2), rows_of(3)))
+    with started(sink, context(2)) as participant:
+        replayed = prepare(participant, sink, attempt(0, 1, 2), rows_of(1, 2, 3))
+        assert participant.commit(replayed) is Outcome.ALREADY_COMMITTED
+    assert harness.visible(sink) == rows_of(1, 2, 3)
+    assert harness.staged() == []
+
+
+def test_server_restart_between_prepare_and_commit(durable_harness: Harness) -> None:
+    """An embedded store restarts with its process: the one that prepared is killed, another one commits."""
+    sink = durable_harness.sink()
+    committable = prepare_in_a_process_that_is_killed(sink, context(), attempt(), rows_of(1, 2), rows_of(3))
+    assert durable_harness.visible(sink) == []
+    with started(sink, context(2)) as participant:
+        assert [str(b) for b in participant.recover().branches] == list(committable.branches)
+        assert participant.commit(committable) is Outcome.COMMITTED
+    assert durable_harness.visible(sink) == rows_of(1, 2, 3)
+    assert durable_harness.staged() == []
+
+
+# Abort ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["staged", "prepared"])
+def test_abort_leaves_nothing_visible(harness: Harness, prepared: bool) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        parts = stage(sink, attempt(), [rows_of(1), rows_of(2)])
+        if prepared:
+            participant.prepare(attempt(), parts)
+        participant.abort(part.branch for part in parts)
+        assert harness.visible(sink) == []
+        assert harness.staged() == []
+        assert participant.recover().branches == ()
+        # The abort leaves no lock behind and does not stand in the way of the next attempt.
+        assert participant.commit(prepare(participant, sink, attempt(0, 1), rows_of(1, 2))) is Outcome.COMMITTED
+    assert harness.visible(sink) == rows_of(1, 2)
+
+
+@pytest.mark.parametrize("tasks", [(), ([], [])], ids=["no-tasks", "empty-tasks"])
+def test_abort_by_what_recover_lists_ends_a_prepared_batch_without_rows(
+    harness: Harness, tasks: tuple[Rows, ...]
+) -> None:
+    """The coordinator rolls back what `recover` lists: a store that holds a lock for an empty batch must list it."""
+    sink = harness.sink()
+    with started(sink) as participant:
+        prepare(participant, sink, attempt(), *tasks)
+        participant.abort(b for b in participant.recover().branches if b.attempt == attempt())
+        with started(sink, context(2)) as newer:
+            assert newer.recover().branches == ()
+
+
+def test_abort_is_idempotent(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        committable = prepare(participant, sink, attempt(), rows_of(1))
+        branches = [Branch(attempt(), sink.name, 0, 0)]
+        assert list(committable.branches) == [str(b) for b in branches]
+        for _ in range(3):
+            participant.abort(branches)
+    assert harness.visible(sink) == []
+
+
+def test_abort_of_unknown_transaction_is_harmless(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        kept = prepare(participant, sink, attempt(3), rows_of(1))
+        participant.abort([Branch(attempt(9), sink.name, 4, 2), Branch(attempt(3, pipeline=OTHERS), sink.name, 0, 0)])
+        assert participant.commit(kept) is Outcome.COMMITTED
+    assert harness.visible(sink) == rows_of(1)
+
+
+def test_a_writer_that_aborts_leaves_nothing(harness: Harness) -> None:
+    sink = harness.sink()
+    for rows in ([], rows_of(1, 2, 3)):
+        writer = sink.writer(Branch(attempt(), sink.name, 0, 0))
+        if rows:
+            writer.write(arrow(rows))
+        for _ in range(2):
+            writer.abort()
+        assert harness.staged() == []
+
+
+# Gone -------------------------------------------------------------------------------------------------------------
+
+
+def test_vanished_branch_is_reported_gone_not_committed(harness: Harness) -> None:
+    """seatunnel#11569: what a store does not know is not what it has committed."""
+    sink = harness.sink()
+    with started(sink) as participant:
+        committable = prepare(participant, sink, attempt(), rows_of(1), rows_of(2))
+    with started(sink, context(2)) as participant:
+        harness.lose(committable.branches[1])
+        assert participant.commit(committable) is Outcome.GONE
+        assert participant.commit(committable) is Outcome.GONE
+        assert participant.recover().newest_batch is None
+    assert harness.visible(sink) == []
+
+
+def test_mended_committable_replaces_the_gone_one(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        gone = prepare(participant, sink, attempt(), rows_of(1), rows_of(2))
+    with started(sink, context(2)) as participant:
+        harness.lose(gone.branches[0])
+        assert participant.commit(gone) is Outcome.GONE
+        mended = prepare(participant, sink, attempt(0, 1, 2), rows_of(1), rows_of(2))
+        assert (mended.key, mended.tasks) == (gone.key, gone.tasks)
+        assert participant.commit(mended) is Outcome.COMMITTED
+        assert participant.commit(gone) is Outcome.ALREADY_COMMITTED
+    assert harness.visible(sink) == rows_of(1, 2)
+    assert harness.staged() == []
+
+
+# Who may write ----------------------------------------------------------------------------------------------------
+
+
+def test_older_incarnation_is_refused(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink, context(1)) as older:
+        parts = stage(sink, attempt(), [rows_of(1)])
+        with started(sink, context(2)):
+            with pytest.raises(Fenced, match="Incarnation 1 is older than 2"):
+                older.prepare(attempt(), parts)
+            with pytest.raises(Fenced, match="Incarnation 1 is older than 2"):
+                older.fence()
+    assert harness.visible(sink) == []
+
+
+def test_another_pipeline_is_not_fenced_by_ours(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink, context(7)), started(sink, context(1, pipeline=OTHERS)) as other:
+        theirs = prepare(other, sink, attempt(0, 0, 1, OTHERS), rows_of(1))
+        assert other.commit(theirs) is Outcome.COMMITTED
+    assert harness.visible(sink) == rows_of(1)
+
+
+def test_recover_lists_only_ours(harness: Harness) -> None:
+    """Another pipeline, another sink and somebody's own files stay out of sight, and therefore out of danger."""
+    sink, renamed = harness.sink(), harness.sink("backup")
+    other = context(pipeline=OTHERS, name="other")
+    with started(sink, other) as others:
+        others.commit(prepare(others, sink, attempt(5, pipeline=OTHERS), rows_of(5)))
+    with started(sink) as ours:
+        ours.commit(prepare(ours, sink, attempt(0), rows_of(1)))
+        harness.leave_staged(renamed, attempt(1), rows_of(4))
+        harness.leave_staged(sink, attempt(6, pipeline=OTHERS), rows_of(6))
+        harness.put_foreign_things()
+        not_ours = harness.staged()
+        expected = prepare(ours, sink, attempt(1), rows_of(2), rows_of(3))
+        remains = ours.recover()
+        assert [str(b) for b in remains.branches] == list(expected.branches)
+        assert (remains.newest_batch, remains.namesakes) == (0, ())
+        ours.abort(remains.branches)
+    assert harness.staged() == not_ours
+    assert len(not_ours) >= 2
+    assert harness.visible(sink) == rows_of(1, 5)
+
+
+def test_recover_names_pipelines_that_left_markers_under_our_name(harness: Harness) -> None:
+    """delta#1813: a deleted checkpoint makes a new pipeline that would write everything again."""
+    sink, renamed = harness.sink(), harness.sink("backup")
+    with started(sink, context(pipeline=OTHERS)) as before:
+        before.commit(prepare(before, sink, attempt(0, pipeline=OTHERS), rows_of(1)))
+    with started(sink) as participant, started(renamed) as elsewhere:
+        assert participant.recover().namesakes == (OTHERS,)
+        assert participant.recover().newest_batch is None
+        assert elsewhere.recover().namesakes == ()
+    with started(sink, context(name="another shop")) as participant:
+        assert participant.recover().namesakes == ()
+
+
+# Two sinks, no marks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "without-marks"])
+def test_two_sinks_on_one_store_commit_both(harness: Harness, marked: bool) -> None:
+    """Both prepare before either commits, and they commit in parallel, as in a batch."""
+    orders, returns = harness.sink(), harness.neighbour()
+    who = context(marked=marked)
+    with started(orders, who) as first, started(returns, who) as second, ThreadPoolExecutor(2) as pool:
+        for batch in range(3):
+            one = prepare(first, orders, attempt(batch), rows_of(batch))
+            two = prepare(second, returns, attempt(batch), rows_of(100 + batch))
+            answers = [pool.submit(first.commit, one), pool.submit(second.commit, two)]
+            assert {a.result(timeout=10) for a in answers} <= {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
+    seen = harness.visible if marked else harness.visible_without_marks
+    assert seen(orders) == rows_of(0, 1, 2)
+    assert seen(returns) == rows_of(100, 101, 102)
+    assert harness.staged() == []
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first-first", "second-first"])
+def test_two_sinks_on_one_store_abort_both(harness: Harness, order: tuple[int, int]) -> None:
+    orders, returns = harness.sink(), harness.neighbour()
+    with started(orders) as first, started(returns) as second:
+        prepare(first, orders, attempt(), rows_of(1))
+        prepare(second, returns, attempt(), rows_of(2))
+        for participant in (first, second)[order[0]], (first, second)[order[1]]:
+            participant.abort(participant.recover().branches)
+            assert (harness.visible(orders), harness.visible(returns)) == ([], [])
+        assert harness.staged() == []
+        with started(orders, context(2)) as newer:
+            assert newer.commit(prepare(newer, orders, attempt(0, 1, 2), rows_of(1))) is Outcome.COMMITTED
+    assert harness.visible(orders) == rows_of(1)
+    assert harness.visible(returns) == []
+
+
+def test_without_marks_no_marker_is_written(harness: Harness) -> None:
+    """Below exactly-once nothing is promised, so nothing is kept: a replayed batch is written again."""
+    sink = harness.sink()
+    with started(sink, context(marked=False)) as participant:
+        (committable,) = participant.prepare(attempt(), stage(sink, attempt(), [rows_of(1, 2)], durable=False))
+        assert participant.commit(committable) is Outcome.COMMITTED
+        assert participant.recover() == Remains()
+    assert harness.visible_without_marks(sink) == rows_of(1, 2)
+    assert harness.markers() == 0
+
+
+def test_with_marks_a_marker_is_written(harness: Harness) -> None:
+    """The counterpart of the test above: the harness can see markers."""
+    sink = harness.sink()
+    with started(sink) as participant:
+        fences = harness.markers()
+        participant.commit(prepare(participant, sink, attempt(), rows_of(1)))
+    assert (fences, harness.markers()) == (1, 2)
+
+
+# What travels -----------------------------------------------------------------------------------------------------
+
+
+def test_committable_round_trips_through_bytes(harness: Harness) -> None:
+    sink = harness.sink()
+    with started(sink) as participant:
+        committable = prepare(participant, sink, attempt(), rows_of(1), [], rows_of(2))
+        content = json.dumps(committable_to_json(committable)).encode()
+        copy = committable_from_json(json.loads(content))
+        assert copy == committable
+        assert participant.commit(copy) is Outcome.COMMITTED
+    assert harness.visible(sink) == rows_of(1, 2)
+
+
+def test_staged_part_round_trips_through_bytes(harness: Harness) -> None:
+    """Tasks hand their parts to the driver as JSON."""
+    sink = harness.sink()
+    with started(sink) as participant:
+        parts = stage(sink, attempt(), [rows_of(1), [], rows_of(2)])
+        copies = [replace(part, payload=json.loads(json.dumps(part.payload).encode())) for part in parts]
+        assert copies == parts
+        (committable,) = participant.prepare(attempt(), copies)
+        assert participant.commit(committable) is Outcome.COMMITTED
+    assert harness.visible(sink) == rows_of(1, 2)
+
+
+def test_config_pickles(harness: Harness) -> None:
+    for sink in (harness.sink(), harness.neighbour(), replace(harness.sink(), select=("id",), where="id > 0")):
+        copy = pickle.loads(pickle.dumps(sink))  # noqa: S301 - our own bytes
+        assert copy == sink
+        assert (copy.name, copy.select, copy.where) == (sink.name, sink.select, sink.where)
+        assert copy.describe() == sink.describe()
+        with pytest.raises(FrozenInstanceError):
+            copy.name = "another"
+
+
+def test_missing_client_names_the_extra() -> None:
+    """Today no sink needs a client library, so there is nothing to miss; the text is what users would see."""
+    error = MissingExtra("The Kafka sink needs confluent-kafka.", extra="kafka")
+    expected = (
+        "The Kafka sink needs confluent-kafka.\n"
+        "  the data now: nothing was started and no row was written\n"
+        "  what to do: Install it: pip install 'semel[kafka]'"
+    )
+    assert str(error) == expected
+    assert str(pickle.loads(pickle.dumps(error))) == expected  # noqa: S301 - our own bytes
+
+
+def test_no_connection_leaks(harness: Harness) -> None:
+    """FLINK-28250: connections leaked with every batch until memory ran out."""
+    sink = harness.sink()
+    before = open_descriptors()
+    with started(sink) as participant:
+        counts = set()
+        for batch in range(LEAK_BATCHES):
+            committable = prepare(participant, sink, attempt(batch), rows_of(batch))
+            if batch % 10 == 9:
+                participant.abort(participant.recover().branches)
+                committable = prepare(participant, sink, attempt(batch, 1), rows_of(batch))
+            participant.commit(committable)
+            if batch >= LEAK_BATCHES // 10:
+                counts.add(open_descriptors())
+        assert len(counts) == 1
+    for incarnation in range(2, 12):
+        with started(sink, context(incarnation)):
+            pass
+    assert open_descriptors() == before
+    assert len(harness.visible(sink)) == LEAK_BATCHES

@@ -1,0 +1,156 @@
+"""The pipeline that the kill tests run and kill: one process, one query, everything else from one JSON argument."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import semel
+from semel.errors import SemelError
+from semel.runtime.batch import Report
+from semel.runtime.pipeline import StreamWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What to run. `sink` is sqlite, files or both; `shape` is stateless, stateful or windowed."""
+
+    folder: str
+    sink: str = "sqlite"
+    shape: str = "stateless"
+    guarantee: str = "exactly-once"
+    master: str = "local[2]"
+    checkpoint: str = ""
+    conf: tuple[tuple[str, str], ...] = ()
+    drop_in: bool = False
+    timeout_s: float = 60.0
+
+
+#: The environment variable that names an archive of Spark's classes; see conftest.py.
+CLASS_ARCHIVE = "SEMEL_TEST_CLASS_ARCHIVE"
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SCHEMA = "id long, key string, amount long, at timestamp"
+
+
+def session(setup: Setup, jvm_archive: str = "") -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    archive = os.environ.get(CLASS_ARCHIVE, "")
+    jvm_archive = jvm_archive or (f"-XX:SharedArchiveFile={archive} -Xlog:disable" if Path(archive).is_file() else "")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = (
+        SparkSession.builder.master(setup.master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", f"{JVM} {jvm_archive}")
+    )
+    for key, value in setup.conf:
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def rows(setup: Setup, spark: SparkSession) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
+
+    source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{setup.folder}/in")
+    if setup.shape == "stateless":
+        return source.select("id", "key", "amount")
+    if setup.shape == "stateful":
+        return source.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
+    windowed = source.withWatermark("at", "1 minute").groupBy(F.window("at", "1 minute"), "key").count()
+    return windowed.select(F.col("window.start").alias("start"), "key", F.col("count").alias("n"))
+
+
+def sinks(setup: Setup) -> list[semel.Sink]:
+    made: dict[str, semel.Sink] = {
+        "sqlite": semel.Sqlite(f"{setup.folder}/out.db", "out", timeout_s=setup.timeout_s),
+        "files": semel.Files(f"{setup.folder}/out"),
+    }
+    return list(made.values()) if setup.sink == "both" else [made[setup.sink]]
+
+
+def writer(setup: Setup, spark: SparkSession) -> StreamWriter:
+    made = semel.write(rows(setup, spark), guarantee=setup.guarantee).to(*sinks(setup))
+    made = made.option("checkpointLocation", setup.checkpoint or f"{setup.folder}/checkpoint").trigger(
+        availableNow=True
+    )
+    return made.outputMode({"stateful": "update"}.get(setup.shape, "append")).queryName("killed")
+
+
+def say(event: str, **details: Any) -> None:
+    sys.stdout.write(json.dumps({"event": event, **details}) + "\n")
+    sys.stdout.flush()
+
+
+def heard(report: Report) -> None:
+    say("batch", batch=report.batch, how=report.how, rows=report.rows, attempt=report.attempt, staged=report.staged)
+
+
+def main() -> int:
+    setup = Setup(**json.loads(sys.argv[1]))
+    spark = session(setup)
+    say("session")
+    try:
+        if setup.drop_in:
+            made = writer(setup, spark)
+            function = semel.sink(*sinks(setup), guarantee=setup.guarantee, name="killed")
+            function.listener = heard
+            stream = rows(setup, spark).writeStream.foreachBatch(function).outputMode(made.output_mode)
+            query = stream.option("checkpointLocation", made.checkpoint).trigger(availableNow=True).start()
+        else:
+            query = writer(setup, spark).launch(heard).query
+        say("started", pid=os.getpid())
+        query.awaitTermination()
+    except SemelError as error:
+        say("failed", kind=type(error).__name__, text=str(error))
+        return 1
+    except Exception as error:  # noqa: BLE001 - whatever Spark wraps it in, the test reads the text
+        say("failed", kind=type(error).__name__, text=str(error))
+        return 1
+    say("ended")
+    return 0
+
+
+def make_archive(target: str) -> None:
+    """Run a small stream of every shape once, so that its classes are loaded, and have the JVM archive them at exit."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "in").mkdir()
+        (Path(folder) / "in" / "one.json").write_text(
+            '{"id": 1, "key": "k", "amount": 1, "at": "2026-01-01T00:00:00Z"}\n'
+        )
+        for shape in ("stateless", "stateful", "windowed"):
+            setup = Setup(folder, sink="sqlite", shape=shape, checkpoint=f"{folder}/{shape}")
+            spark = session(setup, f"-XX:ArchiveClassesAtExit={target} -Xlog:disable")
+            table = semel.Sqlite(f"{folder}/{shape}.db", "out")
+            made = replace(writer(setup, spark), sinks=(table,), name=shape)
+            made.start().awaitTermination()
+        spark.stop()
+
+
+def arguments(setup: Setup) -> list[str]:
+    """The command line that runs this setup."""
+    return [sys.executable, str(Path(__file__)), json.dumps(asdict(setup))]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--archive":
+        make_archive(sys.argv[2])
+        sys.exit(0)
+    code = main()
+    # A driver that ends must not wait for threads of a cluster that a test has killed.
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,170 @@
+"""A pipeline with known input and known output, run in a child process that is killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from tests.e2e.child import Setup, arguments
+
+from semel.decisions.files import FileStore
+from semel.decisions.log import DecisionLog
+from semel.failpoints import VARIABLE
+from semel.protocol.events import Decided
+from semel.protocol.invariants import nothing_duplicated, nothing_early, nothing_lost
+from semel.sinks.files import committed_files
+
+Rows = Counter[Hashable]
+LIFE_SECONDS_MAX = 180
+KEYS = 4
+
+
+@dataclass(frozen=True)
+class Life:
+    """How one run of the child ended, and what it said."""
+
+    returncode: int
+    events: tuple[dict[str, Any], ...]
+    stderr: str
+
+    @property
+    def killed(self) -> bool:
+        return self.returncode == -signal.SIGKILL
+
+    @property
+    def error(self) -> str:
+        return next((e["text"] for e in self.events if e["event"] == "failed"), "")
+
+    def batches(self, how: str) -> list[int]:
+        return [e["batch"] for e in self.events if e["event"] == "batch" and e["how"] == how]
+
+
+@dataclass
+class Game:
+    """Input files, one per batch, and what each batch must add to the output."""
+
+    setup: Setup
+    batches: int = 24
+    rows: int = 20
+    expected: list[Rows] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.setup.folder)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def deal(self) -> Game:
+        """Write the input. The file source orders files by their time, so batch i reads file i."""
+        folder = self.folder / "in"
+        folder.mkdir(parents=True)
+        totals: dict[str, tuple[int, int]] = {}
+        for batch in range(self.batches):
+            orders = [self._order(batch * self.rows + k) for k in range(self.rows)]
+            path = folder / f"{batch:05d}.json"
+            path.write_text("".join(json.dumps(order) + "\n" for order in orders))
+            os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))
+            for order in orders:
+                n, total = totals.get(order["key"], (0, 0))
+                totals[order["key"]] = (n + 1, total + order["amount"])
+            self.expected.append(self._expected(orders, totals))
+        return self
+
+    def _order(self, number: int) -> dict[str, Any]:
+        minute, second = divmod(number, 60)
+        at = f"2026-01-01T{minute // 60:02d}:{minute % 60:02d}:{second:02d}Z"
+        return {"id": number, "key": f"k{number % KEYS}", "amount": number * 7 % 101, "at": at}
+
+    def _expected(self, orders: list[dict[str, Any]], totals: dict[str, tuple[int, int]]) -> Rows:
+        """Stateless: the rows. Stateful: the running totals of the batch's keys, which show a wrong state at once."""
+        if self.setup.shape == "stateful":
+            return Counter((key, *totals[key]) for key in {o["key"] for o in orders})
+        return Counter((o["id"], o["key"], o["amount"]) for o in orders)
+
+    # Running ----------------------------------------------------------------------------------------------------------
+
+    def start(self, failpoints: str = "", **changes: Any) -> subprocess.Popen[str]:
+        environment = {**os.environ, VARIABLE: failpoints, "PYTHONWARNINGS": "ignore"}
+        return subprocess.Popen(
+            arguments(replace(self.setup, **changes)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def finish(self, child: subprocess.Popen[str], seconds_max: float = LIFE_SECONDS_MAX) -> Life:
+        try:
+            out, err = child.communicate(timeout=seconds_max)
+        finally:
+            # Whatever is left of its process group: all of it is ours.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        events = tuple(json.loads(line) for line in out.splitlines() if line.startswith("{"))
+        return Life(child.returncode, events, err)
+
+    def live(self, failpoints: str = "", **changes: Any) -> Life:
+        return self.finish(self.start(failpoints, **changes))
+
+    # Looking ----------------------------------------------------------------------------------------------------------
+
+    def visible(self, sink: str = "") -> Rows:
+        """What a user sees."""
+        rows = self._sqlite() if (sink or self.setup.sink) == "sqlite" else self._files()
+        return Counter(rows)
+
+    def _sqlite(self) -> Iterator[Hashable]:
+        path = self.folder / "out.db"
+        if not path.exists():
+            return
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'out'").fetchone():
+                yield from connection.execute("SELECT * FROM out").fetchall()
+
+    def _files(self) -> Iterator[Hashable]:
+        for path in committed_files(self.folder / "out"):
+            table = pq.read_table(path, partitioning=None)
+            yield from zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+    def decided(self) -> set[int]:
+        log = DecisionLog(FileStore(self.checkpoint / "semel"))
+        return {b for b in log.batches() if any(isinstance(r, Decided) for r in log.journal(b))}
+
+    def committed(self, sink: str = "") -> int:
+        """How many batches are visible; fails unless it is the first k batches, whole, once, and decided."""
+        visible, so_far, k = self.visible(sink), Counter[Hashable](), 0
+        while so_far.total() < visible.total() and k < self.batches:
+            so_far += self.expected[k]
+            k += 1
+        assert nothing_lost(so_far, visible) == []
+        assert nothing_duplicated(so_far, visible) == []
+        if self.setup.guarantee == "exactly-once" and not self.setup.checkpoint:
+            assert nothing_early(range(k), self.decided()) == []
+        return k
+
+    def staged(self) -> list[str]:
+        """What is staged and not committed."""
+        folders = (self.folder / "out.db-semel", self.folder / "out" / "_semel" / "staging")
+        return sorted(p.name for folder in folders if folder.is_dir() for p in folder.iterdir())
+
+
+def wait_until(true: Any, seconds_max: float = 60.0) -> None:
+    """Wait for something to become true; fail when it takes too long."""
+    end = time.monotonic() + seconds_max
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)

@@ -1,0 +1,175 @@
+"""Faults that one failpoint does not make: zombies, lost staged rows, weaker guarantees, a watermark in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+import pytest
+from tests.e2e.game import Game, wait_until
+
+Make = Callable[..., Game]
+
+
+@pytest.mark.parametrize("point", ["batch.staged", "batch.decided"])
+def test_a_zombie_driver_stops_and_the_output_is_exactly_once(make_game: Make, point: str) -> None:
+    """The first driver is stopped with SIGSTOP, the second takes over and finishes, the first wakes up."""
+    game = make_game(batches=6)
+    zombie = game.start(f"{point}@2=stop")
+    wait_until(lambda: _is_stopped(zombie.pid))
+    heir = game.live()
+    assert heir.returncode == 0, heir
+    assert game.committed() == game.batches
+    os.killpg(zombie.pid, signal.SIGCONT)
+    woken = game.finish(zombie)
+    assert woken.returncode == 1
+    assert "Fenced: Incarnation 1 stopped at batch 1: incarnation 2 claimed this pipeline (pid " in woken.error
+    assert "the data now: this driver made nothing of its last batch visible" in woken.error
+    assert "what to do: Leave this one stopped. Run a pipeline in one place only." in woken.error
+    assert game.committed() == game.batches
+
+
+def test_a_zombie_that_holds_the_database_keeps_the_heir_out_with_a_clear_error(make_game: Make) -> None:
+    """SQLite has one writer: a driver stopped inside its transaction blocks the next one, which says so and stops."""
+    game = make_game(batches=4)
+    zombie = game.start("batch.prepared@2=stop")
+    wait_until(lambda: _is_stopped(zombie.pid))
+    shut_out = game.live(timeout_s=2.0)
+    assert shut_out.returncode == 1
+    assert "did not let us fence: database is locked" in shut_out.error
+    assert "what to do: End the process that holds a write transaction on it" in shut_out.error
+    os.killpg(zombie.pid, signal.SIGCONT)
+    woken = game.finish(zombie)
+    assert "Fenced" in woken.error
+    assert game.live().returncode == 0
+    assert game.committed() == game.batches
+
+
+def _is_stopped(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0] == "T"
+
+
+@pytest.mark.parametrize("sink", ["sqlite", "files"])
+def test_staged_rows_that_vanish_after_the_decision_are_written_again(make_game: Make, sink: str) -> None:
+    game = make_game(batches=4, sink=sink)
+    assert game.live("batch.decided@2").killed
+    assert len(game.staged()) == 1
+    for folder in (game.folder / "out.db-semel", game.folder / "out" / "_semel" / "staging"):
+        for path in folder.glob("*"):
+            path.unlink()
+    mended = game.live()
+    assert mended.returncode == 0, mended
+    assert mended.batches("forwarded") == [1]
+    assert [e["staged"] for e in mended.events if e.get("batch") == 1] == [True]
+    assert game.committed() == game.batches
+    assert len(list((game.checkpoint / "semel" / "decisions").glob("0000000001.*"))) == 3
+
+
+def test_a_decided_batch_is_not_computed_again(make_game: Make) -> None:
+    game = make_game(batches=3, shape="stateful")
+    assert game.live("batch.decided@2").killed
+    last = game.live()
+    assert [(e["batch"], e["how"], e["staged"]) for e in last.events if e["event"] == "batch"] == [
+        (1, "forwarded", False),
+        (2, "committed", True),
+    ]
+    assert game.committed() == 3
+
+
+@pytest.mark.parametrize("point", ["batch.decided", "batch.committed"])
+def test_a_forwarded_batch_still_moves_the_watermark(make_game: Make, point: str) -> None:
+    """The killed run must close the same windows as one that was never killed, not fewer."""
+    windows = []
+    for failpoints in ("", f"{point}@4"):
+        game = make_game(batches=10, shape="windowed", rows=30)
+        if failpoints:
+            assert game.live(failpoints).killed
+        assert game.live().returncode == 0
+        windows.append(game.visible())
+        game.folder.rename(game.folder.with_name(f"windows{len(windows)}"))
+        game.folder.mkdir()
+    assert windows[0].total() == 3 * 4
+    assert windows[1] == windows[0]
+
+
+def test_the_drop_in_survives_a_kill(make_game: Make) -> None:
+    game = make_game(batches=4, drop_in=True)
+    for point in ("batch.prepared@2", "batch.decided@1", "batch.committed@2"):
+        assert game.live(point).killed
+    assert game.live().returncode == 0
+    assert game.committed() == game.batches
+
+
+def test_two_sinks_commit_together_or_not_at_all(make_game: Make) -> None:
+    """Killed between the two commits, both show the batch after the next start; before it, one does."""
+    game = make_game(batches=5, sink="both")
+    for point in ("batch.prepared@2", "sqlite.committed@2", "files.renamed@2"):
+        assert game.live(point).killed
+        game.committed("sqlite")
+        game.committed("files")
+    assert game.live().returncode == 0
+    assert game.committed("sqlite") == game.committed("files") == game.batches
+
+
+def test_the_guarantees_differ_under_kill(make_game: Make) -> None:
+    """The same kill after the rows are visible and before Spark knows: doubled, lost, and neither."""
+    seen = {}
+    for guarantee in ("at-least-once", "at-most-once", "exactly-once"):
+        game = make_game(batches=4, guarantee=guarantee)
+        assert game.live("sqlite.committed@2").killed
+        assert game.live("batch.staged@2").killed
+        assert game.live().returncode == 0
+        everything = sum(game.expected, Counter[Hashable]())
+        visible = game.visible()
+        seen[guarantee] = ((everything - visible).total(), (visible - everything).total())
+        marks = _has_ledger(game), (game.checkpoint / "semel" / "decisions").is_dir()
+        assert (
+            marks
+            == {
+                "at-least-once": (False, False),
+                "at-most-once": (False, True),
+                "exactly-once": (True, True),
+            }[guarantee]
+        )
+        game.folder.rename(game.folder.with_name(guarantee))
+        game.folder.mkdir()
+    # One batch was visible before its kill, one was not: 20 rows each.
+    assert seen == {"at-least-once": (0, 20), "at-most-once": (20, 0), "exactly-once": (0, 0)}
+
+
+def _has_ledger(game: Game) -> bool:
+    import sqlite3
+
+    with sqlite3.connect(game.folder / "out.db") as connection:
+        return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'semel_ledger'").fetchone())
+
+
+def test_a_batch_that_fails_leaves_nothing_and_runs_again(make_game: Make) -> None:
+    game = make_game(batches=3)
+    failed = game.live("batch.staged@2=fail")
+    assert "Batch 1 failed before it was decided: FailpointError: failpoint batch.staged, hit 2" in failed.error
+    assert game.committed() == 1
+    assert game.staged() == []
+    assert game.live().returncode == 0
+    assert game.committed() == 3
+
+
+def test_random_kills(make_game: Make) -> None:
+    """Five kills at moments that no failpoint names."""
+    game = make_game(batches=40)
+    for moment_s in (0.0, 0.2, 0.45, 0.7, 1.1):
+        child = game.start()
+        assert child.stdout is not None
+        for line in child.stdout:
+            if '"batch"' in line:
+                break
+        time.sleep(moment_s)
+        os.killpg(child.pid, signal.SIGKILL)
+        game.finish(child)
+        game.committed()
+    assert game.live().returncode == 0
+    assert game.committed() == game.batches
