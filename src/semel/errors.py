@@ -101,9 +101,7 @@ class BatchFailed(SemelError):
 
 
 class CommitStalled(SemelError):
-    remedy = (
-        "Bring the sink back and start the pipeline again: it commits what is left and runs nothing twice."
-    )
+    remedy = "Bring the sink back and start the pipeline again: it commits what is left and runs nothing twice."
 
 
 class DecisionUnknown(SemelError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.contract.harness import HARNESSES, Harness
 
 SURVIVORS = [kind for kind, harness in HARNESSES.items() if harness.survives_the_process]

@@ -10,6 +10,13 @@ from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
+
+from semel.decisions.records import committable_from_json, committable_to_json
+from semel.errors import BatchFailed, Fenced, MissingExtra
+from semel.ids import Branch
+from semel.protocol.events import Outcome
+from semel.sinks.base import Context, Participant, Remains, Sink
+from semel.sinks.registry import SINKS
 from tests.contract.conftest import SURVIVORS
 from tests.contract.harness import (
     HARNESSES,
@@ -28,13 +35,6 @@ from tests.contract.harness import (
     rows_of,
     stage,
 )
-
-from semel.decisions.records import committable_from_json, committable_to_json
-from semel.errors import BatchFailed, Fenced, MissingExtra
-from semel.ids import Branch
-from semel.protocol.events import Outcome
-from semel.sinks.base import Context, Participant, Remains, Sink
-from semel.sinks.registry import SINKS
 
 LEAK_BATCHES = 200
 

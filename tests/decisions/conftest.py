@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,27 +14,6 @@ from semel.decisions.base import RecordStore
 from semel.decisions.files import FileStore
 from semel.decisions.hadoop import HadoopStore
 from semel.decisions.memory import MemoryStore
-from semel.dev.hdfs import hdfs
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One session. One that somebody else has started is used, and left running."""
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        yield running
-        return
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
-
-
-@pytest.fixture(scope="session")
-def hdfs_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with hdfs(tmp_path_factory.mktemp("hdfs"), say=print) as uri:
-        yield uri
 
 
 @pytest.fixture

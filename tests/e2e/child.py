@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What to run. `sink` is sqlite, files or both; `shape` is stateless, stateful or windowed."""
+    """What to run. `sink` is sqlite, files or both; `shape` is stateless, stateful, windowed or hanging."""
 
     folder: str
     sink: str = "sqlite"
@@ -36,6 +37,7 @@ class Setup:
 #: The environment variable that names an archive of Spark's classes; see conftest.py.
 CLASS_ARCHIVE = "SEMEL_TEST_CLASS_ARCHIVE"
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+HANG_SECONDS = 60
 SCHEMA = "id long, key string, amount long, at timestamp"
 
 
@@ -67,10 +69,26 @@ def rows(setup: Setup, spark: SparkSession) -> DataFrame:
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{setup.folder}/in")
     if setup.shape == "stateless":
         return source.select("id", "key", "amount")
+    if setup.shape == "hanging":
+        return source.select("id", "key", "amount").mapInArrow(
+            hang_in_the_first_attempt, "id long, key string, amount long"
+        )
     if setup.shape == "stateful":
         return source.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
     windowed = source.withWatermark("at", "1 minute").groupBy(F.window("at", "1 minute"), "key").count()
     return windowed.select(F.col("window.start").alias("start"), "key", F.col("count").alias("n"))
+
+
+def hang_in_the_first_attempt(batches: Iterable[Any]) -> Iterator[Any]:
+    """Hand every row on, then hang, unless this is a second attempt at the task."""
+    import time
+
+    from pyspark import TaskContext
+
+    yield from batches
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() == 0:
+        time.sleep(HANG_SECONDS)
 
 
 def sinks(setup: Setup) -> list[semel.Sink]:

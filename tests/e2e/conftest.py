@@ -12,6 +12,7 @@ from typing import Any
 
 import pyspark
 import pytest
+
 from tests.e2e.child import CLASS_ARCHIVE, Setup
 from tests.e2e.game import Game
 

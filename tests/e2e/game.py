@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from tests.e2e.child import Setup, arguments
 
 from semel.decisions.files import FileStore
 from semel.decisions.log import DecisionLog
@@ -24,6 +23,7 @@ from semel.failpoints import VARIABLE
 from semel.protocol.events import Decided
 from semel.protocol.invariants import nothing_duplicated, nothing_early, nothing_lost
 from semel.sinks.files import committed_files
+from tests.e2e.child import Setup, arguments
 
 Rows = Counter[Hashable]
 LIFE_SECONDS_MAX = 180

@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 import pytest
+
 from tests.e2e.game import Game, wait_until
 
 Make = Callable[..., Game]
 
 
-@pytest.mark.parametrize("point", ["batch.staged", "batch.decided"])
-def test_a_zombie_driver_stops_and_the_output_is_exactly_once(make_game: Make, point: str) -> None:
+@pytest.mark.parametrize(
+    ("point", "sink"), [("batch.staged", "sqlite"), ("batch.prepared", "files"), ("batch.decided", "files")]
+)
+def test_a_zombie_driver_stops_and_the_output_is_exactly_once(make_game: Make, point: str, sink: str) -> None:
     """The first driver is stopped with SIGSTOP, the second takes over and finishes, the first wakes up."""
-    game = make_game(batches=6)
+    game = make_game(batches=6, sink=sink)
     zombie = game.start(f"{point}@2=stop")
     wait_until(lambda: _is_stopped(zombie.pid))
     heir = game.live()

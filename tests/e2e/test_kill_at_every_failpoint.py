@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.e2e.game import Game
 
 from semel.failpoints import FAILPOINTS
+from tests.e2e.game import Game
 
 SINKS = ("sqlite", "files")
 SHAPES = ("stateless", "stateful")

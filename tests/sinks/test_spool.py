@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.contract.harness import OTHERS, OURS, arrow, attempt, rows_of
 
 from semel.ids import Branch
 from semel.sinks.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
+from tests.contract.harness import OTHERS, OURS, arrow, attempt, rows_of
 
 
 def branch(task: int = 0) -> Branch:

@@ -16,7 +16,7 @@ class RecordStore(ABC):
     def create(self, path: str, content: bytes) -> bool:
         """Create a file whole and durable, or not at all. False when it exists already; exactly one creator gets True.
 
-        Raises StoreUnanswered when the outcome is not known, OSError when the store certainly did not create it.
+        Raises StoreUnanswered or OSError when the outcome is not known: the caller must not assume either.
         """
 
     @abstractmethod

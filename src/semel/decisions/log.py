@@ -92,7 +92,11 @@ class DecisionLog:
         """All slots of a batch, in order."""
         records: list[Record] = []
         while (content := self.store.read(path := _slot_path(batch, len(records)))) is not None:
-            records.append(parse_journal_entry(content, f"{self.store.describe()}/{path}"))
+            where = f"{self.store.describe()}/{path}"
+            record = parse_journal_entry(content, where)
+            if (record.attempt.batch, record.attempt.attempt) != (batch, len(records)):
+                raise CorruptRecord(f"The record {where} was written as {record.attempt}: it lies under a wrong name.")
+            records.append(record)
         return tuple(records)
 
     def append(self, record: Record) -> bool:

@@ -100,7 +100,7 @@ def lighten_import_path() -> None:
 
 
 def encode_parts(parts: Sequence[StagedPart]) -> str:
-    return json.dumps([[str(p.branch), p.rows, dict(p.payload)] for p in parts], default=str)
+    return json.dumps([[str(p.branch), p.rows, dict(p.payload)] for p in parts])
 
 
 def decode_parts(text: str) -> list[StagedPart]:

@@ -97,7 +97,10 @@ class Participant(ABC):
 
     @abstractmethod
     def commit(self, committable: Committable) -> Outcome:
-        """Make it visible. Idempotent, and works from a fresh process with nothing but the committable."""
+        """Make it visible. Idempotent, and works from a fresh process with nothing but the committable.
+
+        Raises SinkUnavailable when the store does not answer: that is no outcome, and the coordinator asks again.
+        """
 
     @abstractmethod
     def abort(self, branches: Iterable[Branch]) -> None:

@@ -397,7 +397,8 @@ class _FilesParticipant(Participant):
 
     def commit(self, committable: Committable) -> Outcome:
         files = [_File(**file) for file in committable.payload["files"]]
-        try:
+        # An error says nothing of what has happened; the next try looks at the manifest first.
+        with self._reachable("commit"):
             if self.context.marked and self._manifest(committable).exists():
                 return self._committed_before(committable, files)
             if not all(self._is_staged(file) or self._is_final(file) for file in files):
@@ -407,9 +408,6 @@ class _FilesParticipant(Participant):
             if self.context.marked and not self._create_manifest(committable, files):
                 return self._committed_before(committable, files)
             failpoint("files.committed")
-        except OSError:
-            # Nothing is known to have failed for good; the next try looks at the manifest first.
-            return Outcome.RETRY
         return Outcome.COMMITTED
 
     def _committed_before(self, committable: Committable, files: Sequence[_File]) -> Outcome:
@@ -425,7 +423,7 @@ class _FilesParticipant(Participant):
         """Some files are gone. Those that were renamed are in no manifest: they go, so that a mend doubles no row."""
         if not self.layout.own.is_dir():
             # Without our folder nothing proves that the batch is not committed: most likely it is not mounted.
-            return Outcome.RETRY
+            raise FileNotFoundError(f"no folder {self.layout.own}")
         if self.context.marked:
             for file in files:
                 self._final(file).unlink(missing_ok=True)

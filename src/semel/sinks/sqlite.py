@@ -191,9 +191,9 @@ class _SqliteParticipant(Participant):
             failpoint("sqlite.committed")
         except SpoolDamaged:
             return Outcome.GONE
-        except (sqlite3.Error, SinkUnavailable):
+        except sqlite3.Error as error:
             # Nothing is known to have happened; the next try looks at the ledger first.
-            return Outcome.RETRY
+            raise SinkUnavailable(f"{self.sink.describe()} did not let us commit: {error}.") from error
         self._moved = None
         drop_spooled(self.sink.spool, committable.branches)
         return outcome

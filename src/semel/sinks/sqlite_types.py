@@ -36,6 +36,8 @@ def sqlite_type(kind: pa.DataType) -> str | None:
 
 def affinity_accepts(declared: str, kind: pa.DataType) -> bool:
     """Whether a declared column keeps the values as they are (https://sqlite.org/datatype3.html, section 3.1)."""
+    import pyarrow as pa
+
     ours = sqlite_type(kind)
     declared = declared.upper()
     if "INT" in declared:
@@ -44,8 +46,8 @@ def affinity_accepts(declared: str, kind: pa.DataType) -> bool:
         return ours == "TEXT"
     if not declared or "BLOB" in declared:
         return True
-    # REAL and NUMERIC affinity turn text that looks like a number into a number.
-    return ours in ("INTEGER", "REAL")
+    # REAL and NUMERIC affinity turn text that looks like a number into a number; dates and times do not look like one.
+    return ours in ("INTEGER", "REAL") or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
 
 
 def to_sqlite(batch: pa.RecordBatch) -> pa.RecordBatch:
