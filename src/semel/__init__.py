@@ -3,6 +3,7 @@
 from semel.errors import SemelError
 from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
 from semel.sinks import Files, Memory, Sink, Sqlite
+from semel.sinks.files import committed_files, read_committed
 
 __all__ = [
     "Files",
@@ -12,7 +13,9 @@ __all__ = [
     "Sink",
     "Sqlite",
     "StreamWriter",
+    "committed_files",
     "pipeline",
+    "read_committed",
     "sink",
     "write",
 ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 
 VARIABLE = "SEMEL_FAILPOINTS"
@@ -40,6 +41,8 @@ FAILPOINTS = {
     "files.committed": "the manifest is written, the coordinator does not know yet",
     "batch.committed": "every sink has committed, Spark has not written commits/N",
 }
+
+ACTED_PAUSE_S = 0.5
 
 _hits: Counter[str] = Counter()
 
@@ -80,3 +83,5 @@ def failpoint(point: str) -> None:
         os.killpg(0, sign)
     else:
         os.kill(os.getpid(), sign)
+    # The signal is for the process, and this thread may run on for a moment before it is heard.
+    time.sleep(ACTED_PAUSE_S)

@@ -39,7 +39,7 @@ def class_archive() -> None:
 def make_game(tmp_path: Path) -> Callable[..., Game]:
     """A game with fresh input: `make_game(sink="files", shape="stateful", batches=6)`."""
 
-    def make(batches: int = 24, rows: int = 20, **setup: Any) -> Game:
-        return Game(Setup(str(tmp_path), **setup), batches, rows).deal()
+    def make(batches: int = 24, rows: int = 20, folder: str = "game", **setup: Any) -> Game:
+        return Game(Setup(str(tmp_path / folder), **setup), batches, rows).deal()
 
     return make

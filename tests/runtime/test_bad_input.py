@@ -30,6 +30,8 @@ from semel.runtime.pipeline import StreamWriter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.spark35
+
 NOTHING = "nothing was started and no row was written"
 AS_BEFORE = "this start wrote nothing; what was visible before still is"
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+pytestmark = pytest.mark.spark35
+
+
 def finish(writer: StreamWriter) -> list[Report]:
     reports: list[Report] = []
     running = writer.trigger(availableNow=True).launch(reports.append)

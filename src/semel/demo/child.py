@@ -73,19 +73,19 @@ class Child:
         self.process.wait()
         self._wait_until_gone()
 
-    def stop(self, grace_s: float) -> int:
-        """SIGTERM, then wait; what does not end is killed."""
+    def stop(self, grace_s: float, gone_within_s: float = GONE_WITHIN_S) -> int:
+        """SIGTERM, then wait; what does not end in time is killed. Returns the exit code."""
         with suppress(ProcessLookupError):
             self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(grace_s)
-        code = self.process.poll()
+            self._wait_until_gone(gone_within_s)
         self.kill()
-        return -signal.SIGKILL if code is None else code
+        return self.process.returncode
 
-    def _wait_until_gone(self) -> None:
+    def _wait_until_gone(self, within_s: float = GONE_WITHIN_S) -> None:
         """Only a group without processes is proof that nothing of this life writes any more."""
-        deadline = time.monotonic() + GONE_WITHIN_S
+        deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             try:
                 os.killpg(self.process.pid, 0)

@@ -14,23 +14,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from semel.demo import pipelines_path
 from semel.demo.audit import Verdict, audit
 from semel.demo.orders import Order, Producer, make_orders, split
 from semel.demo.plan import plan_kills
 from semel.demo.side import Side
 from semel.demo.timeline import Lane, draw
+from semel.demo.warmup import demo_variables, run_command, spark_conf, warm_up
 from semel.errors import ConfigError, MissingExtra
 
 FILES_PER_BATCH = 2
 COMMITS_PER_BATCH = 4
-#: Short lives gain nothing from an optimizing compiler and a parallel collector; two of them share the machine.
-SPARK_CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ class Settings:
     keep: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batches", self.batches or 4 * self.kills + 12)
+        object.__setattr__(self, "batches", self.batches or 2 * self.kills + 6)
         if self.orders < self.files:
             raise ConfigError(
                 f"{self.orders} orders are too few for {self.batches} batches of {FILES_PER_BATCH} files.",
@@ -113,8 +106,11 @@ def play(settings: Settings, watch: Callable[[Sequence[Side]], None]) -> Result:
     output.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"run-{settings.seed}-", dir=output))
     orders = make_orders(settings.seed, settings.orders)
-    sides = make_sides(settings, orders, work, began)
-    _play_all(sides, watch)
+    try:
+        sides = _play_in(work, settings, orders, watch)
+    except KeyboardInterrupt:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
     verdicts = [audit(orders, side.database) for side in sides]
     semel, baseline = (score(side, verdict) for side, verdict in zip(sides, verdicts, strict=True))
     seconds = round(time.monotonic() - began, 1)
@@ -127,41 +123,51 @@ def play(settings: Settings, watch: Callable[[Sequence[Side]], None]) -> Result:
     return result
 
 
-def make_sides(settings: Settings, orders: Sequence[Order], work: Path, began: float) -> list[Side]:
-    semel_run = [sys.executable, "-m", "semel.cli", "run", str(pipelines_path()), "--json"]
-    for key, value in SPARK_CONF.items():
-        semel_run += ["--conf", f"{key}={value}"]
-    commands = {"semel": semel_run, "plain Spark": [sys.executable, "-m", "semel.demo.baseline"]}
-    return [_side(name, command, settings, orders, work, began) for name, command in commands.items()]
+def _play_in(
+    work: Path, settings: Settings, orders: Sequence[Order], watch: Callable[[Sequence[Side]], None]
+) -> list[Side]:
+    archive = work / "spark-classes.jsa"
+    watch(())
+    warm_up(work / "warm-up", archive)
+    sides = make_sides(settings, orders, work, time.monotonic(), spark_conf(archive))
+    _play_all(sides, watch)
+    return sides
 
 
-def _side(
-    name: str, command: Sequence[str], settings: Settings, orders: Sequence[Order], work: Path, began: float
-) -> Side:
-    folder = work / name.replace(" ", "-").lower()
-    folder.mkdir()
-    return Side(
-        name,
-        command,
-        _variables(settings, folder),
-        folder,
-        folder / "shop.db",
-        Producer(folder / "input", split(orders, settings.files)),
-        plan_kills(settings.seed, settings.kills),
-        began,
-        has_failpoints=name == "semel",
-    )
+def make_sides(
+    settings: Settings, orders: Sequence[Order], work: Path, began: float, conf: Mapping[str, str]
+) -> list[Side]:
+    """The same orders, the same plan, the same Spark settings."""
+    commands = {"semel": run_command(conf), "plain Spark": [sys.executable, "-m", "semel.demo.baseline"]}
+    return [
+        Side(
+            name,
+            command,
+            _variables(settings, folder, conf),
+            folder,
+            folder / "shop.db",
+            Producer(folder / "input", split(orders, settings.files)),
+            plan_kills(settings.seed, settings.kills),
+            began,
+            has_failpoints=name == "semel",
+        )
+        for name, command in commands.items()
+        for folder in [_made(work / name.replace(" ", "-").lower())]
+    ]
 
 
-def _variables(settings: Settings, folder: Path) -> Mapping[str, str]:
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _variables(settings: Settings, folder: Path, conf: Mapping[str, str]) -> dict[str, str]:
+    rows_per_commit = max(1, settings.orders // settings.batches // COMMITS_PER_BATCH)
     return {
-        "SEMEL_DEMO_INPUT": str(folder / "input"),
-        "SEMEL_DEMO_DATABASE": str(folder / "shop.db"),
-        "SEMEL_DEMO_CHECKPOINTS": str(folder / "checkpoints"),
+        **demo_variables(folder),
         "SEMEL_DEMO_FILES_PER_BATCH": str(FILES_PER_BATCH),
-        "SEMEL_DEMO_ROWS_PER_COMMIT": str(max(1, settings.orders // settings.batches // COMMITS_PER_BATCH)),
-        "SEMEL_DEMO_CONF": json.dumps({"spark.master": "local[*]", **SPARK_CONF}),
-        "PYSPARK_PYTHON": sys.executable,
+        "SEMEL_DEMO_ROWS_PER_COMMIT": str(rows_per_commit),
+        "SEMEL_DEMO_CONF": json.dumps({"spark.master": "local[*]", **conf}),
     }
 
 

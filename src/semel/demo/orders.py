@@ -69,6 +69,12 @@ class Producer:
     def done(self) -> bool:
         return self.written == len(self.files)
 
+    def write_all(self) -> None:
+        """Everything at once, for a run that nobody watches."""
+        self.folder.mkdir(parents=True)
+        while not self.done:
+            self._write(self.files[self.written])
+
     def start(self) -> None:
         self.folder.mkdir(parents=True)
         self._thread = threading.Thread(target=self._work, name="orders", daemon=True)

@@ -10,7 +10,7 @@ from semel.failpoints import FAILPOINTS
 #: What a pipeline with a Sqlite sink reaches in its driver. The task.* points are left out: they kill a Python worker,
 #: which ends in an error of the query, and here the whole process group is to die without a word.
 REACHED = tuple(point for point in FAILPOINTS if point.startswith(("startup.", "batch.", "log.", "sqlite.")))
-NTH_MAX = 4
+NTH_MAX = 3
 DELAY_S_MAX = 2.0
 
 

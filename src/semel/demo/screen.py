@@ -28,9 +28,21 @@ class Screen:
     told: dict[str, int] = field(default_factory=dict)
 
     def watch(self, sides: Sequence[Side]) -> None:
-        if self.live is not None:
+        if not sides:
+            self._say_warming_up()
+        elif self.live is not None:
             self.live.update(self._table(sides))
-            return
+        else:
+            self._tell_kills(sides)
+
+    def _say_warming_up(self) -> None:
+        words = "starting Spark once, to make the many starts to come cheaper ..."
+        if self.live is not None:
+            self.live.update(words)
+        else:
+            self.console.print(words, highlight=False)
+
+    def _tell_kills(self, sides: Sequence[Side]) -> None:
         for side in sides:
             kills = side.story.kills
             for number in range(self.told.get(side.name, 0), len(kills)):
@@ -68,7 +80,7 @@ def print_opening(console: Console, settings: Settings) -> None:
     console.print(f"seed {settings.seed}", highlight=False)
     console.print(
         f"{settings.orders} orders, {settings.kills} times kill -9, two contestants on the same input and plan; "
-        "this takes about 3 minutes.",
+        "this takes some minutes.",
         highlight=False,
         style="dim",
     )

@@ -35,6 +35,15 @@ class Ended:
     ended_s: float
 
 
+@dataclass
+class Life:
+    """From the start of the process to its end; before `started_s` it is Spark that starts."""
+
+    began_s: float
+    started_s: float
+    ended_s: float
+
+
 @dataclass(frozen=True)
 class Killed:
     at_s: float
@@ -45,7 +54,7 @@ class Killed:
 class Story:
     """What happened to one side: the raw material of the result and of the picture."""
 
-    lives: list[tuple[float, float]] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
     batches: list[Ended] = field(default_factory=list)
     kills: list[Killed] = field(default_factory=list)
     begun: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -103,12 +112,12 @@ class Side:
         try:
             at_point = self._wait_for_moment(child, kill)
         finally:
-            began = self.story.lives[-1][0]
             child.kill()
+            died = self._now()
             self._hear_the_rest(child)
-            self.story.lives[-1] = (began, self._now())
+            self.story.lives[-1].ended_s = died
         if child.killed and not self.cancelled.is_set():
-            self.story.kills.append(Killed(self._now(), kill.point if at_point else "random"))
+            self.story.kills.append(Killed(died, kill.point if at_point else "random"))
 
     def _wait_for_moment(self, child: Child, kill: Kill) -> bool:
         """Until the child died at its failpoint (True), or the moment has come to kill it (False)."""
@@ -157,7 +166,7 @@ class Side:
         finally:
             child.stop(0.0 if self.cancelled.is_set() else STOP_WITHIN_S)
             self._hear_the_rest(child)
-            self.story.lives[-1] = (self.story.lives[-1][0], self._now())
+            self.story.lives[-1].ended_s = self._now()
         self.doing = "done"
 
     def _all_arrived(self) -> bool:
@@ -170,7 +179,7 @@ class Side:
     def _start(self, failpoints: str) -> Child:
         number = len(self.story.lives)
         self.doing = "starting Spark"
-        self.story.lives.append((self._now(), self._now()))
+        self.story.lives.append(Life(self._now(), 0.0, 0.0))
         variables = {**self.variables, VARIABLE: failpoints}
         return Child(self.command, variables, self.folder, self.folder / f"life-{number:02d}.log")
 
@@ -187,6 +196,8 @@ class Side:
             how = event.get("how") or ("replayed" if self.story.begun[key] > 1 else "committed")
             self.story.batches.append(Ended(*key, how, began, now))
             self.delivered = delivered_ids(self.database)
+        life = self.story.lives[-1]
+        life.started_s = life.started_s or now
         self.doing = "running"
         return event
 

@@ -23,13 +23,13 @@ STYLE = """
   text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1c2430; }
   .title { font-size: 16px; font-weight: 600; } .side { font-size: 14px; font-weight: 600; }
   .soft { fill: #667085; font-size: 11px; }
-  .paper { fill: #ffffff; } .grid { stroke: #e4e7ec; } .life { fill: #eef1f6; }
+  .paper { fill: #ffffff; } .grid { stroke: #e4e7ec; } .starting { fill: #f5f7fa; } .running { fill: #e6ebf2; }
   .committed { fill: #3a9d6b; } .replayed { fill: #e39a1b; } .forwarded { fill: #2f7fd6; }
   .kill line { stroke: #d92d20; stroke-width: 1.5; } .kill path { stroke: #d92d20; stroke-width: 2; fill: none; }
   .kill text { fill: #d92d20; font-size: 11px; }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6e9ee; } .soft { fill: #98a2b3; }
-    .paper { fill: #12161c; } .grid { stroke: #2a313c; } .life { fill: #1d232c; }
+    .paper { fill: #12161c; } .grid { stroke: #2a313c; } .starting { fill: #181d25; } .running { fill: #262e3a; }
     .committed { fill: #46b37e; } .replayed { fill: #f0ae3c; } .forwarded { fill: #5ba3f0; }
     .kill line, .kill path { stroke: #ff6257; } .kill text { fill: #ff6257; }
   }
@@ -62,7 +62,7 @@ class Scale:
 
 def draw(lanes: Sequence[Lane], *, seed: int) -> str:
     """An SVG document. It follows the reader's light or dark setting."""
-    scale = Scale(max((end for lane in lanes for _, end in lane.story.lives), default=1.0) or 1.0)
+    scale = Scale(max((life.ended_s for lane in lanes for life in lane.story.lives), default=1.0) or 1.0)
     tops = []
     bottom = HEAD
     for lane in lanes:
@@ -100,8 +100,9 @@ def _legend() -> Iterator[str]:
         yield f'<text class="soft" x="{x + 20}" y="{y}">{words}</text>'
         x += 48 + 6 * len(words)
     yield f'<g class="kill"><path d="{_cross(x + 5, y - 4)}"/><text x="{x + 15}" y="{y}">kill -9, and where</text></g>'
-    yield f'<rect class="life" x="560" y="{y + 11}" width="14" height="10" rx="2"/>'
-    yield f'<text class="soft" x="580" y="{y + 20}">a life of the process, Spark starting at its left</text>'
+    for x, kind, words in ((560, "starting", "Spark is starting"), (712, "running", "the queries run")):
+        yield f'<rect class="{kind}" x="{x}" y="{y + 11}" width="14" height="10" rx="2"/>'
+        yield f'<text class="soft" x="{x + 20}" y="{y + 20}">{words}</text>'
 
 
 def _axis(scale: Scale, top: float, bottom: float) -> Iterator[str]:
@@ -116,18 +117,21 @@ def _lane(lane: Lane, scale: Scale, top: float) -> Iterator[str]:
     yield f'<g class="lane" data-side={quoteattr(lane.name)}>'
     yield f'<text class="side" x="24" y="{top + LABELS - 30}">{escape(lane.name)}</text>'
     yield f'<text class="soft" x="24" y="{top + LABELS - 14}">{escape(lane.caption)}</text>'
-    for began, ended in lane.story.lives:
-        width = max(scale.x(ended) - scale.x(began) - 1, 1)
-        yield (
-            f'<rect class="life" x="{scale.x(began)}" y="{rows_top - 6}" width="{width:.1f}" '
-            f'height="{rows_bottom - rows_top + 4}" rx="3"/>'
-        )
+    for life in lane.story.lives:
+        started = life.started_s or life.ended_s
+        yield _band("starting", scale, (life.began_s, started), rows_top - 6, rows_bottom - 2)
+        yield _band("running", scale, (started, life.ended_s), rows_top - 6, rows_bottom - 2)
     for number, pipeline in enumerate(pipelines_of(lane.story)):
         y = rows_top + number * (ROW + ROW_GAP)
         yield f'<text class="soft" x="24" y="{y + 16}">{escape(pipeline)}</text>'
         yield from (_bar(b, scale, y) for b in lane.story.batches if b.pipeline == pipeline)
     yield from (_kill(kill, scale, rows_top - 6, rows_bottom - 2) for kill in lane.story.kills)
     yield "</g>"
+
+
+def _band(kind: str, scale: Scale, between: tuple[float, float], top: float, bottom: float) -> str:
+    began, ended = map(scale.x, between)
+    return f'<rect class="{kind}" x="{began}" y="{top}" width="{max(ended - began, 0):.1f}" height="{bottom - top}"/>'
 
 
 def _bar(batch: Ended, scale: Scale, y: float) -> str:

@@ -71,7 +71,9 @@ def import_file(path: Path) -> ModuleType:
 
 def place_and_error(error: BaseException, path: Path) -> str:
     """ "line 7: NameError: name 'x' is not defined": the innermost line of the user's file, not of a library."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path and f.lineno]
+    here = path.resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.lineno and Path(frame.filename).resolve() == here]
     if isinstance(error, SyntaxError) and error.lineno:
         lines.append(error.lineno)
     words = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines() or [""]

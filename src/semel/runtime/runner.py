@@ -64,7 +64,8 @@ def run(target: str, settings: SparkSettings, hear: Hear) -> None:
         with all_stopped(spark, stop, hear) as runs:
             for pipeline in pipelines:
                 runs.append(launch(pipeline, spark, path, hear))
-            watch(runs, stop, hear)
+            with jvm_watched():
+                watch(runs, stop, hear)
 
 
 # One pipeline -------------------------------------------------------------------------------------------------------
@@ -84,8 +85,9 @@ class Run:
 
 
 def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear) -> Run:
-    writer = build(pipeline, spark, path)
-    planned = planned_batch(spark, writer)
+    with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be built", path):
+        writer = pipeline(spark)
+        planned = planned_batch(spark, writer)
 
     def listener(report: Report) -> None:
         again = report.how == "committed" and report.batch == planned
@@ -101,20 +103,21 @@ def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear) -> R
             )
         )
 
-    running = writer.launch(listener)
+    with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be started", path):
+        running = writer.launch(listener)
     hear(Happening("started", pipeline.name))
     return Run(pipeline.name, running)
 
 
-def build(pipeline: Pipeline, spark: SparkSession, path: Path) -> StreamWriter:
+@contextmanager
+def told_as_config_error(what: str, path: Path) -> Iterator[None]:
+    """Errors of the user's code, and of Spark about it, before anything runs."""
     try:
-        return pipeline(spark)
+        yield
     except SemelError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"Pipeline {pipeline.name} of {path} cannot be built: {place_and_error(error, path)}",
-        ) from error
+        raise ConfigError(f"{what}: {place_and_error(error, path)}") from error
 
 
 def planned_batch(spark: SparkSession, writer: StreamWriter) -> int | None:
@@ -134,6 +137,21 @@ def watch(runs: Sequence[Run], stop: StopSignals, hear: Hear) -> None:
             return
         tell_ends(runs, hear)
     tell_ends(runs, hear)
+
+
+@contextmanager
+def jvm_watched() -> Iterator[None]:
+    """A JVM that dies takes every query along; nobody can ask it why."""
+    from py4j.protocol import Py4JNetworkError
+
+    try:
+        yield
+    except (Py4JNetworkError, ConnectionError) as error:
+        raise SemelError(
+            f"Spark's JVM is gone: {_first_line(str(error))}",
+            data_now="what was committed is visible once; the next start completes or rolls back the batch at hand",
+            remedy="Start again. If it was killed for its memory, give it more: --conf spark.driver.memory=4g.",
+        ) from error
 
 
 def tell_ends(runs: Sequence[Run], hear: Hear) -> None:

@@ -75,7 +75,14 @@ def open_session(settings: SparkSettings, pipelines: Sequence[Pipeline]) -> Spar
     conf = session_conf(settings, pipelines)
     if SparkContext._active_spark_context is None:
         spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
-        SparkContext(conf=spark_conf, gateway=_launch_jvm(spark_conf, show_log=settings.show_log))
+        gateway = _launch_jvm(spark_conf, show_log=settings.show_log)
+        try:
+            SparkContext(conf=spark_conf, gateway=gateway)
+        except Exception as error:
+            raise ConfigError(
+                f"Spark did not start: {_reason(str(error))}",
+                remedy="Correct --master, --conf or the pipelines' own settings.",
+            ) from error
     builder: Any = SparkSession.builder
     for key, value in conf.items():
         builder = builder.config(key, value)
@@ -120,6 +127,8 @@ def _launch_jvm(conf: Any, *, show_log: bool) -> Any:
 
 
 def _reason(log: str) -> str:
-    """The last line of a log that looks like an error, else the last line."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["it said nothing"]
+    """The last line of a log that looks like an error, else the last line; places in Java code do not count."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("\tat ")] or [
+        "it said nothing"
+    ]
     return next((line for line in reversed(lines) if "rror" in line or "xception" in line), lines[-1])

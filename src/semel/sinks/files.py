@@ -26,21 +26,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel.durable import create_file, make_folders, sync_file, sync_folder
-from semel.errors import BatchFailed, ConfigError, CorruptRecord, Fenced, NewerRecord, SchemaMismatch, SinkUnavailable
+from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.files_layout import (
+    MANIFEST_VERSION,
+    SUFFIX,
+    Layout,
+    check_types,
+    damaged,
+    differences,
+    final_name,
+    names,
+    newest_schema,
+    numbered,
+    read_manifest,
+    schema_text,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-MANIFEST_VERSION = 1
 ROW_GROUP_ROWS_MAX = 131_072
 ROW_GROUP_BYTES_MAX = 64 * 1024 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
-SUFFIX = ".parquet"
 
 # Spark takes these characters in a path for a pattern, unless a backslash stands before them.
 _GLOB = re.compile(r"([\[\]{}*?\\])")
@@ -80,14 +92,14 @@ class Files(Sink):
             raise ConfigError(f"{self.describe()}: {existing} is not a folder.")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"{self.describe()}: the folder {existing} cannot be written.")
-        _check_types(schema)
-        known = _newest_schema(_Layout(folder))
-        problems = _differences(known, schema_text(schema)) if known is not None else []
+        check_types(schema)
+        known = newest_schema(Layout(folder))
+        problems = differences(known, schema_text(schema)) if known is not None else []
         if problems:
             raise SchemaMismatch(f"{self.describe()} do not match the rows: {'; '.join(problems)}.")
 
     def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
-        return _FilesWriter(_Layout(Path(self.path)).staged(str(branch)), branch, self.compression, durable=durable)
+        return _FilesWriter(Layout(Path(self.path)).staged(str(branch)), branch, self.compression, durable=durable)
 
     def participant(self, context: Context) -> Participant:
         return _FilesParticipant(self, context)
@@ -100,11 +112,11 @@ def committed_files(path: str | os.PathLike[str]) -> list[Path]:
     """The files that manifests name, batch after batch. A batch is in here with all of its files or not at all."""
     root = Path(os.path.abspath(path))
     files = []
-    for manifest in (m for _, _, manifests in _Layout(root).all_manifests() for m in manifests):
+    for manifest in (m for _, _, manifests in Layout(root).all_manifests() for m in manifests):
         for file in read_manifest(manifest)["files"]:
             found = root / file["name"]
             if not found.is_file():
-                raise _damaged(manifest, f"it names {found.name}, which is missing")
+                raise damaged(manifest, f"it names {found.name}, which is missing")
             files.append(found)
     return files
 
@@ -119,150 +131,6 @@ def read_committed(spark: SparkSession, path: str | os.PathLike[str]) -> DataFra
             remedy="Wait for the first batch, or check the path.",
         )
     return spark.read.parquet(*(f"file://{_GLOB.sub(_ESCAPED, str(file))}" for file in files))
-
-
-# Layout -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where things are under the folder."""
-
-    root: Path
-
-    @property
-    def own(self) -> Path:
-        return self.root / "_semel"
-
-    @property
-    def staging(self) -> Path:
-        return self.own / "staging"
-
-    def staged(self, branch: str) -> Path:
-        return self.staging / f"{branch}{SUFFIX}"
-
-    def fences(self, pipeline: PipelineId) -> Path:
-        return self.own / "fences" / pipeline
-
-    def manifest(self, pipeline: PipelineId, sink: str, batch: int) -> Path:
-        return self.own / "manifests" / pipeline / sink / f"{batch:010d}.json"
-
-    def manifests(self, pipeline: PipelineId, sink: str) -> list[Path]:
-        """The manifests of one pipeline and sink in batch order."""
-        return _numbered(self.own / "manifests" / pipeline / sink, ".json")
-
-    def all_manifests(self) -> Iterator[tuple[PipelineId, str, list[Path]]]:
-        """The same for every pipeline and sink that has committed here."""
-        for pipeline in map(PipelineId, _names(self.own / "manifests")):
-            for sink in _names(self.own / "manifests" / pipeline):
-                if manifests := self.manifests(pipeline, sink):
-                    yield pipeline, sink, manifests
-
-
-def final_name(branch: Branch) -> str:
-    """What a file is called once it is visible. The attempt keeps a mended batch apart from what it replaces."""
-    a = branch.attempt
-    return f"b{a.batch:010d}-t{branch.task:05d}-a{a.attempt}-{branch.sink}-{a.pipeline}{SUFFIX}"
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _numbered(folder: Path, suffix: str = "") -> list[Path]:
-    """The files that have a number for a name, in the order of the numbers; temporary ones are left out."""
-    named = [name for name in _names(folder) if name.endswith(suffix) and name.removesuffix(suffix).isdigit()]
-    return [folder / name for name in sorted(named, key=lambda name: int(name.removesuffix(suffix)))]
-
-
-# Manifests --------------------------------------------------------------------------------------------------------
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest, or an error that names the file: a damaged one is never guessed at."""
-    try:
-        manifest = json.loads(path.read_bytes())
-        version, _ = manifest["version"], manifest["files"]
-    except (ValueError, KeyError, TypeError):
-        raise _damaged(path, "it is not a manifest") from None
-    if version > MANIFEST_VERSION:
-        raise NewerRecord(
-            f"The manifest {path} has version {version}; this semel reads up to {MANIFEST_VERSION}.",
-            data_now="nothing was read or changed by this call",
-            remedy="Use the newer semel that wrote it.",
-        )
-    return dict(manifest)
-
-
-def _damaged(manifest: Path, what: str) -> CorruptRecord:
-    return CorruptRecord(
-        f"The manifest {manifest} is damaged: {what}.",
-        data_now="nothing was read or changed by this call; the batch was committed once",
-        remedy="Restore the file from a backup. If its rows were dropped on purpose, remove the manifest, too, "
-        "unless it is the newest of its folder.",
-    )
-
-
-def _newest_schema(layout: _Layout) -> dict[str, str] | None:
-    """The columns of the newest manifest in the folder, whoever wrote it; None when no row is committed."""
-    newest = [read_manifest(manifests[-1]) for _, _, manifests in layout.all_manifests()]
-    known = sorted((str(m["committed_at"]), m["schema"]) for m in newest if m["schema"] is not None)
-    return known[-1][1] if known else None
-
-
-# Schemas ----------------------------------------------------------------------------------------------------------
-
-
-def schema_text(schema: pa.Schema) -> dict[str, str]:
-    """The type of each column as text, without what Parquet does not keep or Spark may change at will.
-
-    That is nullability, the session's time zone (instants are stored as UTC) and the 64-bit twins of string and binary.
-    """
-    return {field.name: _type_text(field.type) for field in schema}
-
-
-def _type_text(kind: pa.DataType) -> str:
-    text = str(kind).replace(" not null", "").replace("large_", "")
-    return re.sub(r"tz=[^\]]+", "tz=UTC", text)
-
-
-def _check_types(schema: pa.Schema) -> None:
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if twice:
-        raise SchemaMismatch(f"Two columns of the rows have the same name: {', '.join(twice)}.")
-    unsupported = [f"{field.name} ({field.type})" for field in schema if not _fits_parquet(field)]
-    if unsupported:
-        raise SchemaMismatch(
-            f"Parquet cannot hold these columns: {', '.join(unsupported)}.",
-            remedy="Cast them to another type, or leave them out with select=[...].",
-        )
-
-
-def _fits_parquet(field: pa.Field) -> bool:
-    """Ask Parquet itself; but a duration would come back as a bare number, and Spark reads no column of nulls only."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if re.search(r"\b(duration|null)\b", _type_text(field.type)):
-        return False
-    try:
-        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field]), store_schema=False).close()
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        return False
-    return True
-
-
-def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    problems = [f"the files have no column {name}" for name in here if name not in there]
-    problems += [f"the rows have no column {name}" for name in there if name not in here]
-    return problems + [
-        f"column {name} is {there[name]} in the files and {kind} in the rows"
-        for name, kind in here.items()
-        if there.get(name, kind) != kind
-    ]
 
 
 # Writer -----------------------------------------------------------------------------------------------------------
@@ -365,7 +233,7 @@ class _FilesParticipant(Participant):
     def __init__(self, sink: Files, context: Context) -> None:
         self.sink = sink
         self.context = context
-        self.layout = _Layout(Path(sink.path))
+        self.layout = Layout(Path(sink.path))
 
     def fence(self) -> None:
         if not self.context.marked:
@@ -376,7 +244,7 @@ class _FilesParticipant(Participant):
             create_file(folder / f"{mine:010d}", b"")
             # Whoever came in between is found by the second look, and finds ours by its own.
             self._refuse_if_older()
-            for fence in _numbered(folder):
+            for fence in numbered(folder):
                 if int(fence.name) < mine:
                     fence.unlink(missing_ok=True)
 
@@ -472,7 +340,7 @@ class _FilesParticipant(Participant):
     def recover(self) -> Remains:
         pipeline, sink = self.context.pipeline, self.sink.name
         with self._reachable("recover"):
-            parsed = (parse_branch(n.removesuffix(SUFFIX)) for n in _names(self.layout.staging) if n.endswith(SUFFIX))
+            parsed = (parse_branch(n.removesuffix(SUFFIX)) for n in names(self.layout.staging) if n.endswith(SUFFIX))
             branches = tuple(b for b in parsed if b and b.attempt.pipeline == pipeline and b.sink == sink)
             if not self.context.marked:
                 return Remains(branches)
@@ -505,7 +373,7 @@ class _FilesParticipant(Participant):
         return _size(self._final(file)) == file.bytes
 
     def _refuse_if_older(self) -> None:
-        fences = _numbered(self.layout.fences(self.context.pipeline))
+        fences = numbered(self.layout.fences(self.context.pipeline))
         newest = int(fences[-1].name) if fences else 0
         if newest > self.context.incarnation:
             raise Fenced(

@@ -1,0 +1,74 @@
+"""A short demo on real Spark: two contestants, three kills each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from semel import cli
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_short_demo_is_exactly_once_and_says_so_in_one_json_object(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "semel.cli", "demo", "--json", "--seed", "7", "--kills", "3", "--orders", "600"]
+    command += ["--output", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    expected = {"seed": 7, "produced": 600, "delivered": 600, "lost": 0, "duplicated": 0, "aggregates_wrong": 0}
+    assert {key: result[key] for key in expected} == expected
+    assert result["kills"] == 3
+    # 24 files, two per batch, two pipelines. A kill before Spark wrote a batch's offsets may make one batch of two.
+    assert 24 - 2 * 3 <= result["batches"] <= 2 * 24
+    assert result["replayed"] >= 1
+    assert result["seconds"] > 0
+    assert result["ok"] is True
+    assert (result["baseline"]["kills"], result["baseline"]["lost"]) == (3, 0)
+    assert set(result["baseline"]) >= {"produced", "delivered", "duplicated", "aggregates_wrong", "batches", "replayed"}
+    output = Path(result["output"])
+    assert output == tmp_path / "out"
+    assert json.loads((output / "result.json").read_text()) == result
+    assert kill_marks(output / "timeline.svg") == {"semel": 3, "plain Spark": 3}
+    # Only the result is left behind: no database, no checkpoint, no archive.
+    assert sorted(path.name for path in output.iterdir()) == ["result.json", "timeline.svg"]
+
+
+def kill_marks(picture: Path) -> dict[str, int]:
+    groups = list(ET.fromstring(picture.read_text()).iter(f"{SVG}g"))  # noqa: S314 - our own text
+    return {
+        lane.get("data-side", ""): sum(g.get("class") == "kill" for g in lane.iter(f"{SVG}g"))
+        for lane in groups
+        if lane.get("class") == "lane"
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kills", "0"], "--kills"),
+        (["--kills", "many"], "--kills"),
+        (["--orders", "5"], "too few"),
+        (["--batches", "3"], "too few"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_arguments_end_with_exit_code_2(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["semel", "demo", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

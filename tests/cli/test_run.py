@@ -1,0 +1,265 @@
+"""`semel run`, as a process of its own on real Spark; what needs no Spark runs in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import cli
+from semel.errors import BatchFailed, CheckpointUnusable, ConfigError, Fenced, MissingExtra
+from semel.runtime.pipeline import Pipeline, StreamWriter
+from semel.runtime.runner import error_in, exit_code
+from semel.runtime.session import SparkSettings, session_conf
+
+PIPELINES = """
+import os
+import semel
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+def stream(spark, name, sink):
+    df = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(f"{HERE}/input")
+    writer = semel.write(df).to(sink).option("checkpointLocation", f"{HERE}/checkpoints/{name}")
+    return writer if "KEEP_RUNNING" in os.environ else writer.trigger(availableNow=True)
+
+@semel.pipeline
+def first(spark):
+    return stream(spark, "first", semel.Sqlite(f"{HERE}/shop.db", "first"))
+
+@semel.pipeline
+def second(spark):
+    return stream(spark, "second", semel.Sqlite(f"{HERE}/shop.db", "second"))
+"""
+QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pipelines.py").write_text(PIPELINES)
+    (tmp_path / "input").mkdir()
+    for number in range(3):
+        file = tmp_path / "input" / f"{number}.json"
+        file.write_text(f'{{"id": {number}}}\n')
+        # Spark takes files in the order of their times.
+        os.utime(file, (1_700_000_000 + number,) * 2)
+    return tmp_path
+
+
+def start(folder: Path, target: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "semel.cli", "run", target, "--json", *QUICK],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ids(folder: Path, table: str) -> list[int]:
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        return [row[0] for row in connection.execute(f"SELECT id FROM {table} ORDER BY id")]  # noqa: S608 - our own
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# On real Spark ------------------------------------------------------------------------------------------------------
+
+
+def test_every_pipeline_of_a_file_runs_to_its_end_and_tells_it_in_json(folder: Path) -> None:
+    child = start(folder, "pipelines.py")
+    output, errors = child.communicate(timeout=180)
+    assert (child.returncode, errors) == (0, "")
+    told = events(output)
+    for name in ("first", "second"):
+        mine = [event for event in told if event["pipeline"] == name]
+        assert [e["event"] for e in mine] == ["started", "batch", "batch", "batch", "stopped"]
+        batches = [e for e in mine if e["event"] == "batch"]
+        assert [(e["batch"], e["how"], e["rows"]) for e in batches] == [(n, "committed", 1) for n in range(3)]
+        assert all(e["ms"] > 0 and e["attempt"] == 0 and e["at"] for e in batches)
+        assert ids(folder, name) == [0, 1, 2]
+
+
+def test_sigterm_to_the_whole_group_stops_clean_and_the_next_run_goes_on(folder: Path) -> None:
+    child = start(folder, "pipelines.py:first", KEEP_RUNNING="1")
+    lines = iter_lines(child)
+    seen = [next(lines), next(lines)]
+    assert [event["event"] for event in seen] == ["started", "batch"]
+    os.killpg(child.pid, signal.SIGTERM)
+    rest = list(lines)
+    assert (child.wait(timeout=60), rest[-1]["event"]) == (0, "stopped")
+    (folder / "input" / "3.json").write_text('{"id": 3}\n')
+    again = start(folder, "pipelines.py:first")
+    output, errors = again.communicate(timeout=180)
+    assert (again.returncode, errors) == (0, "")
+    assert [e["event"] for e in events(output)][-1] == "stopped"
+    assert ids(folder, "first") == [0, 1, 2, 3]
+
+
+def iter_lines(child: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert child.stdout is not None
+    for line in child.stdout:
+        yield json.loads(line)
+
+
+def test_a_query_that_fails_ends_with_the_three_lines_and_exit_code_1(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        connection.executescript("CREATE TABLE first (id INTEGER CHECK (id <> 1))")
+    child = start(folder, "pipelines.py:first")
+    output, errors = child.communicate(timeout=180)
+    assert child.returncode == 1
+    what, now, remedy = errors.splitlines()
+    assert "refused the rows of batch 1: CHECK constraint failed" in what
+    assert now == "  the data now: the batch was rolled back: nothing of it is visible in any sink"
+    assert remedy.startswith("  what to do: Mend the cause and start the pipeline again")
+    assert [(e["event"], e["batch"]) for e in events(output)] == [("started", None), ("batch", 0), ("failed", None)]
+    assert ids(folder, "first") == [0]
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+
+def semel(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["semel", *arguments])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
+
+
+BAD_FILES = {
+    "no pipeline": ("x = 1\n", "There is no pipeline in bad.py.", "Mark a function with @semel.pipeline"),
+    "syntax": ("x = 1\ndef (:\n", "bad.py does not import: line 2: SyntaxError: ", "Mend the line"),
+    "error": (
+        "def f():\n    return 1 / 0\n\nf()\n",
+        "bad.py does not import: line 2: ZeroDivisionError: division by zero",
+        "Mend the line",
+    ),
+    "missing module": ("\nimport no_such_thing\n", "line 2: ModuleNotFoundError: No module named", "Mend the line"),
+    "semel's own error": (
+        "import semel\n@semel.pipeline(name='a b')\ndef f(spark): ...\n",
+        "A pipeline cannot be named 'a b'.",
+        "Use letters",
+    ),
+    "namesakes": (
+        "import semel\na = semel.pipeline(name='x')(print)\nb = semel.pipeline(name='x')(print)\n",
+        "bad.py has more than one pipeline named x.",
+        "Give each a name of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "what", "remedy"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_a_bad_file_is_told_in_three_lines_with_exit_code_2(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    content: str,
+    what: str,
+    remedy: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.py").write_text(content)
+    code, out, err = semel(capsys, monkeypatch, "run", "bad.py")
+    lines = err.splitlines()
+    assert (code, out, len(lines)) == (2, "", 3)
+    assert what in lines[0]
+    assert lines[1] == "  the data now: nothing was started and no row was written"
+    assert lines[2].startswith(f"  what to do: {remedy}")
+
+
+def test_an_unknown_name_says_which_exist(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    code, _, err = semel(capsys, monkeypatch, "run", "pipelines.py:third")
+    assert code == 2
+    assert "There is no pipeline 'third' in pipelines.py." in err
+    assert "Name one of those that exist: first, second." in err
+
+
+def test_a_missing_file_and_a_bad_setting_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = semel(capsys, monkeypatch, "run", "nowhere.py")
+    assert code == 2
+    assert err.startswith("There is no pipeline file nowhere.py.\n  the data now: ")
+    code, _, err = semel(capsys, monkeypatch, "run", "nowhere.py", "--conf", "novalue")
+    assert code == 2
+    assert err.startswith("--conf novalue is not KEY=VALUE.\n")
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert semel(capsys, monkeypatch, "--version")[:2] == (0, "semel 0.1.0\n")
+    code, out, _ = semel(capsys, monkeypatch, "--help")
+    assert code == 0
+    assert "run" in out
+    assert "demo" in out
+
+
+def test_without_the_extra_the_command_line_names_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    for name in [name for name in sys.modules if name.startswith("semel.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    code, _, err = semel(capsys, monkeypatch, "--version")
+    assert code == 2
+    assert err.startswith("The command line needs typer, which is not installed.\n")
+    assert "pip install 'semel[cli]'" in err
+
+
+# Pure ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_error_inside_what_spark_says_is_found_again() -> None:
+    inner, outer = BatchFailed("Batch 3 failed."), Fenced("Incarnation 1 stopped\nat batch 3.")
+    text = "\n".join(
+        [
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback (most recent call last):",
+            f"semel.errors.BatchFailed: {inner}",
+            "During handling of the above exception, another exception occurred:",
+            f"semel.errors.Fenced: {outer}",
+            "JVM stacktrace:",
+        ]
+    )
+    found = error_in(text)
+    assert (type(found), str(found)) == (Fenced, str(outer))
+    assert error_in("java.lang.IllegalStateException: no") is None
+
+
+def test_exit_codes_tell_a_supervisor_what_to_do() -> None:
+    assert exit_code(BatchFailed("x")) == 1
+    assert exit_code(MissingExtra("x", extra="cli")) == 2
+    assert exit_code(CheckpointUnusable("x")) == 2
+    assert exit_code(Fenced("x")) == 3
+
+
+def test_the_command_line_beats_the_pipelines_and_packages_are_gathered() -> None:
+    def unbuilt(_: object) -> StreamWriter:
+        raise NotImplementedError
+
+    def named(name: str, **conf: str) -> Pipeline:
+        return Pipeline(unbuilt, name, ("a:b:1",), conf)
+
+    settings = SparkSettings(conf={"k": "from the command line", "spark.jars.packages": "c:d:2"})
+    conf = session_conf(settings, [named("one", k="1", other="2"), named("two", other="2")])
+    assert (conf["k"], conf["other"]) == ("from the command line", "2")
+    assert conf["spark.jars.packages"] == "c:d:2,a:b:1"
+    assert "spark.jars.packages" not in session_conf(SparkSettings(), [])
+    with pytest.raises(ConfigError, match="Pipelines one and two want different values of k: 1 and 2"):
+        session_conf(settings, [named("one", k="1"), named("two", k="2")])
