@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -37,6 +41,39 @@ def test_a_short_demo_is_exactly_once_and_says_so_in_one_json_object(tmp_path: P
     assert kill_marks(output / "timeline.svg") == {"semel": 3, "plain Spark": 3}
     # Only the result is left behind: no database, no checkpoint, no archive.
     assert sorted(path.name for path in output.iterdir()) == ["result.json", "timeline.svg"]
+
+
+def test_an_interrupted_demo_leaves_no_process_and_no_data_behind(tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "semel.cli", "demo", "--json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: len(processes_of(tmp_path)) >= 2)
+    demo.send_signal(signal.SIGINT)
+    output, _ = demo.communicate(timeout=60)
+    assert (demo.returncode, output) == (130, b"")
+    wait_until(lambda: not processes_of(tmp_path))
+    assert list((tmp_path / "demo-output").iterdir()) == []
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The processes that were told to work in the folder: the demo's children, their JVMs and Python workers."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        # A process may end while we look; one that has ended is what we hope for.
+        with suppress(OSError):
+            if f"={folder}/demo-output".encode() in environment.read_bytes():
+                found.append(environment.parent.name)
+    return found
+
+
+def wait_until(true: Callable[[], bool], within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def kill_marks(picture: Path) -> dict[str, int]:

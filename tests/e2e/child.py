@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import semel
 from semel.errors import SemelError
+from semel.ids import Branch
 from semel.runtime.batch import Report
 from semel.runtime.pipeline import StreamWriter
+from semel.sinks.base import StagedPart, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,33 +68,48 @@ def rows(setup: Setup, spark: SparkSession) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
 
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{setup.folder}/in")
-    if setup.shape == "stateless":
+    if setup.shape in ("stateless", "hanging"):
         return source.select("id", "key", "amount")
-    if setup.shape == "hanging":
-        return source.select("id", "key", "amount").mapInArrow(
-            hang_in_the_first_attempt, "id long, key string, amount long"
-        )
     if setup.shape == "stateful":
         return source.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
     windowed = source.withWatermark("at", "1 minute").groupBy(F.window("at", "1 minute"), "key").count()
     return windowed.select(F.col("window.start").alias("start"), "key", F.col("count").alias("n"))
 
 
-def hang_in_the_first_attempt(batches: Iterable[Any]) -> Iterator[Any]:
-    """Hand every row on, then hang, unless this is a second attempt at the task."""
-    import time
+@dataclass(frozen=True)
+class HangingSqlite(semel.Sqlite):
+    """Its first attempt at a task prepares the rows and then hangs; a copy of the task does not."""
 
-    from pyspark import TaskContext
+    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+        return HangingWriter(semel.Sqlite.writer(self, branch, durable=durable))
 
-    yield from batches
-    context = TaskContext.get()
-    if context is not None and context.attemptNumber() == 0:
-        time.sleep(HANG_SECONDS)
+
+class HangingWriter(Writer):
+    def __init__(self, real: Writer) -> None:
+        self.real = real
+
+    def write(self, batch: Any) -> None:
+        self.real.write(batch)
+
+    def prepare(self) -> StagedPart:
+        import time
+
+        from pyspark import TaskContext
+
+        part = self.real.prepare()
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0:
+            time.sleep(HANG_SECONDS)
+        return part
+
+    def abort(self) -> None:
+        self.real.abort()
 
 
 def sinks(setup: Setup) -> list[semel.Sink]:
+    table = HangingSqlite if setup.shape == "hanging" else semel.Sqlite
     made: dict[str, semel.Sink] = {
-        "sqlite": semel.Sqlite(f"{setup.folder}/out.db", "out", timeout_s=setup.timeout_s),
+        "sqlite": table(f"{setup.folder}/out.db", "out", timeout_s=setup.timeout_s),
         "files": semel.Files(f"{setup.folder}/out"),
     }
     return list(made.values()) if setup.sink == "both" else [made[setup.sink]]

@@ -136,5 +136,5 @@ def test_speculative_copies_double_nothing(make_game: Make, tmp_path: Path) -> N
         # What the hanging attempts wrote is still there: each row was written twice, and is visible once.
         assert len(game.staged()) >= 1
         assert all(name.endswith(".arrow") for name in game.staged())
-        assert game.live(master="local[2]", conf=()).returncode == 0
+        assert game.live(master="local[2]", conf=(), shape="stateless").returncode == 0
         assert game.staged() == []

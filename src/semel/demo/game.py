@@ -1,4 +1,4 @@
-"""Both sides at once, on the same orders and the same plan; then the audit."""
+"""Both sides at once, on the same orders and killed equally often; then the audit."""
 
 from __future__ import annotations
 

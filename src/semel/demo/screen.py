@@ -79,8 +79,7 @@ def screen(console: Console) -> Iterator[Screen]:
 def print_opening(console: Console, settings: Settings) -> None:
     console.print(f"seed {settings.seed}", highlight=False)
     console.print(
-        f"{settings.orders} orders, {settings.kills} times kill -9, two contestants on the same input and plan; "
-        "this takes some minutes.",
+        f"{settings.orders} orders to semel and to plain Spark, each {settings.kills} times kill -9; some minutes.",
         highlight=False,
         style="dim",
     )

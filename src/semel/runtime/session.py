@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -122,13 +123,12 @@ def _launch_jvm(conf: Any, *, show_log: bool) -> Any:
         log.seek(0)
         raise ConfigError(
             f"Spark did not start: {_reason(log.read().decode(errors='replace'))}",
-            remedy="Spark 4 needs Java 17 or newer (JAVA_HOME says which); --show-spark-log shows all it says.",
+            remedy="Correct --master, --conf, or JAVA_HOME (Java 17 or newer); --show-spark-log shows all it says.",
         ) from None
 
 
 def _reason(log: str) -> str:
     """The last line of a log that looks like an error, else the last line; places in Java code do not count."""
-    lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("\tat ")] or [
-        "it said nothing"
-    ]
-    return next((line for line in reversed(lines) if "rror" in line or "xception" in line), lines[-1])
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("\tat ")]
+    telling = [line for line in lines if re.search("rror|xception|No such file", line)]
+    return (telling or lines or ["it said nothing"])[-1]
