@@ -11,14 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from semel import cli
-from semel.errors import BatchFailed, CheckpointUnusable, ConfigError, Fenced, MissingExtra
+from semel.errors import BatchFailed, CheckpointUnusable, ConfigError, Fenced, MissingExtra, QueryStopped
 from semel.runtime.pipeline import Pipeline, StreamWriter
-from semel.runtime.runner import error_in, exit_code
+from semel.runtime.runner import Happening, Run, StopSignals, error_in, exit_code, stop_all
 from semel.runtime.session import SparkSettings, session_conf
 
 PIPELINES = """
@@ -240,6 +241,35 @@ def test_the_error_inside_what_spark_says_is_found_again() -> None:
     found = error_in(text)
     assert (type(found), str(found)) == (Fenced, str(outer))
     assert error_in("java.lang.IllegalStateException: no") is None
+
+
+class FakeRunning:
+    """A started pipeline whose query ends as told when it is stopped."""
+
+    def __init__(self, words: str) -> None:
+        self.query = SimpleNamespace(exception=lambda: words or None, isActive=True)
+
+    def stop(self, grace_s: float) -> bool:
+        return True
+
+
+ENDS = {
+    "clean": ("", "stopped", None),
+    "not begun": (f"semel.errors.QueryStopped: {QueryStopped('Batch 4 was not begun.')}", "stopped", None),
+    "cut off": ("py4j.Py4JException: Error while obtaining a new communication channel", "stopped", None),
+    "failed": (f"semel.errors.BatchFailed: {BatchFailed('Batch 4 failed.')}", "failed", BatchFailed),
+}
+
+
+@pytest.mark.parametrize(("words", "event", "kind"), ENDS.values(), ids=ENDS.keys())
+def test_a_batch_that_fails_while_a_signal_stops_it_is_told_as_failed(
+    words: str, event: str, kind: type[BatchFailed] | None
+) -> None:
+    told: list[Happening] = []
+    one = Run("orders", cast(Any, FakeRunning(words)))
+    failures = stop_all([one], cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append)
+    assert [type(failure) for failure in failures] == ([kind] if kind else [])
+    assert [h.event for h in told] == [event]
 
 
 def test_exit_codes_tell_a_supervisor_what_to_do() -> None:

@@ -149,7 +149,7 @@ def jvm_watched() -> Iterator[None]:
     except (Py4JNetworkError, ConnectionError) as error:
         raise SemelError(
             f"Spark's JVM is gone: {_first_line(str(error))}",
-            data_now="what was committed is visible once; the next start completes or rolls back the batch at hand",
+            data_now="what was committed stays visible; whether the batch at hand was decided is not known from here",
             remedy="Start again. If it was killed for its memory, give it more: --conf spark.driver.memory=4g.",
         ) from error
 
@@ -175,8 +175,8 @@ def failure_of(run: Run) -> SemelError | None:
         return None
     error = error_in(str(found)) or SemelError(
         f"Pipeline {run.name} failed: {_first_line(str(found))}",
-        data_now="what was committed is visible once; the batch at hand is not decided",
-        remedy="Mend the cause and start again: the batch runs again from the same offsets.",
+        data_now="what was committed stays visible; whether the batch at hand was decided is not known from here",
+        remedy="Mend the cause and start again: the next start completes the batch or runs it again.",
     )
     return None if isinstance(error, QueryStopped) else error
 
@@ -204,22 +204,38 @@ def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear) -> Iterator[
     runs: list[Run] = []
     try:
         yield runs
-    finally:
-        stop.at_once = lambda number: _die(spark, number)
-        for run in runs:
-            # Whatever goes wrong while stopping, the batch is safe: the next start completes it or rolls it back.
-            with suppress(Exception):
-                _stop(run, hear)
+    except BaseException:
+        stop_all(runs, spark, stop, hear)
+        raise
+    failures = stop_all(runs, spark, stop, hear)
+    if failures:
+        raise failures[0]
+
+
+def stop_all(runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: Hear) -> list[SemelError]:
+    """Returns the failures that nobody has been told of yet: a batch may fail while it is waited for."""
+    stop.at_once = lambda number: _die(spark, number)
+    failures = []
+    for run in runs:
+        # Whatever goes wrong while stopping, the batch is safe: the next start completes it or rolls it back.
         with suppress(Exception):
-            spark.stop()
+            failure = _stop(run, hear)
+            failures += [failure] if failure else []
+    with suppress(Exception):
+        spark.stop()
+    return failures
 
 
-def _stop(run: Run, hear: Hear) -> None:
-    was_active = run.active
+def _stop(run: Run, hear: Hear) -> SemelError | None:
     run.running.stop(GRACE_S)
-    if was_active and not run.told:
-        run.told = True
-        hear(Happening("stopped", run.name))
+    if run.told:
+        return None
+    run.told = True
+    # Being cut off by the stop itself is no failure, so only what semel raised counts.
+    found = error_in(str(run.running.query.exception() or ""))
+    failure = None if isinstance(found, QueryStopped) else found
+    hear(Happening("failed" if failure else "stopped", run.name, error=str(failure or "")))
+    return failure
 
 
 def _die(spark: SparkSession, number: int) -> None:

@@ -1,0 +1,86 @@
+"""One task without Spark: what it writes, what it returns, what it leaves behind when it fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import semel
+from semel.errors import BatchFailed
+from semel.ids import Attempt, Branch, Incarnation, PipelineId
+from semel.runtime.task import TaskWriter, decode_parts, encode_parts, lighten_import_path
+from semel.sinks.base import Sink
+
+ATTEMPT = Attempt(PipelineId("11111111-2222-3333-4444-555555555555"), 4, 0, Incarnation(2))
+
+
+def batch(*values: float) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"x": list(values)})
+
+
+def task(
+    *sinks: Sink, views: tuple[str | None, ...] = (), only: Mapping[str, frozenset[int]] | None = None
+) -> TaskWriter:
+    return TaskWriter(sinks, views or tuple(None for _ in sinks), ATTEMPT, True, only, "")
+
+
+def spooled(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "out.db-semel").glob("*"))
+
+
+def test_each_sink_gets_every_batch_and_returns_one_part(tmp_path: Path) -> None:
+    sinks = (semel.Sqlite(str(tmp_path / "out.db"), "a"), semel.Sqlite(str(tmp_path / "out.db"), "b"))
+    parts = task(*sinks).run([batch(1, 2), batch(3)], task=7, retry=9)
+    assert [(p.branch, p.rows) for p in parts] == [(Branch(ATTEMPT, f"sqlite_{t}", 7, 9), 3) for t in ("a", "b")]
+    assert spooled(tmp_path) == [f"{p.branch}.arrow" for p in parts]
+    assert decode_parts(encode_parts(parts)) == parts
+
+
+def test_a_task_without_rows_returns_a_part_and_leaves_no_file(tmp_path: Path) -> None:
+    parts = task(semel.Sqlite(str(tmp_path / "out.db"), "a")).run([], task=0, retry=0)
+    assert [p.rows for p in parts] == [0]
+    assert spooled(tmp_path) == []
+
+
+def test_a_view_leaves_out_what_its_condition_left_out(tmp_path: Path) -> None:
+    rows = pa.array([{"x": 1}, None, {"x": 3}], pa.struct([("x", pa.int64())]))
+    whole = pa.RecordBatch.from_arrays([rows], names=["_semel_0"])
+    parts = task(semel.Files(str(tmp_path / "lake")), views=("_semel_0",)).run([whole], task=0, retry=0)
+    assert [p.rows for p in parts] == [2]
+
+
+def test_only_the_wanted_tasks_write_when_rows_are_written_again(tmp_path: Path) -> None:
+    sinks = (semel.Sqlite(str(tmp_path / "out.db"), "a"), semel.Sqlite(str(tmp_path / "out.db"), "b"))
+    mending = task(*sinks, only={"sqlite_b": frozenset({1})})
+    assert mending.run([batch(1)], task=0, retry=0) == []
+    assert [p.branch.sink for p in mending.run([batch(1)], task=1, retry=0)] == ["sqlite_b"]
+
+
+def test_a_task_that_fails_leaves_nothing_of_any_sink(tmp_path: Path) -> None:
+    """The first sink takes NaN, the second does not: both drop what they wrote."""
+    sinks = (semel.Files(str(tmp_path / "lake")), semel.Sqlite(str(tmp_path / "out.db"), "a"))
+    with pytest.raises(BatchFailed, match="Column x holds NaN"):
+        task(*sinks).run([batch(1.0), batch(float("nan"))], task=0, retry=0)
+    assert spooled(tmp_path) == []
+    assert list((tmp_path / "lake").rglob("*.parquet")) == []
+
+
+def test_a_source_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield batch(1.0)
+        raise ConnectionResetError("the JVM is gone")
+
+    with pytest.raises(ConnectionResetError):
+        task(semel.Sqlite(str(tmp_path / "out.db"), "a")).run(broken(), task=0, retry=0)
+    assert spooled(tmp_path) == []
+
+
+def test_jars_leave_the_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["a.jar", "here", "b.jar"])
+    monkeypatch.setattr(sys, "path_importer_cache", {"a.jar": None, "here": None})
+    lighten_import_path()
+    assert (sys.path, sys.path_importer_cache) == (["here"], {"here": None})
