@@ -156,6 +156,11 @@ BAD_FILES = {
         "A pipeline cannot be named 'a b'.",
         "Use letters",
     ),
+    "needs Spark": (
+        "from pyspark.sql import functions as F\n@F.udf('long')\ndef f(x):\n    return x\n",
+        "bad.py does not import: line 2: PySparkRuntimeError: [SESSION_OR_CONTEXT_NOT_EXISTS]",
+        "Move the line into the pipeline function",
+    ),
     "namesakes": (
         "import semel\na = semel.pipeline(name='x')(print)\nb = semel.pipeline(name='x')(print)\n",
         "bad.py has more than one pipeline named x.",
@@ -249,7 +254,7 @@ class FakeRunning:
     def __init__(self, words: str) -> None:
         self.query = SimpleNamespace(exception=lambda: words or None, isActive=True)
 
-    def stop(self, grace_s: float) -> bool:
+    def stop(self, _grace_s: float) -> bool:
         return True
 
 

@@ -62,11 +62,18 @@ def import_file(path: Path) -> ModuleType:
     except SemelError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{path} does not import: {place_and_error(error, path)}", remedy="Mend the line and start again."
-        ) from error
+        raise ConfigError(f"{path} does not import: {place_and_error(error, path)}", remedy=_remedy(error)) from error
     _pickle_by_value(module)
     return module
+
+
+def _remedy(error: Exception) -> str:
+    """The file is read before Spark starts, because it says which packages Spark is to start with."""
+    if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error):
+        return (
+            "Move the line into the pipeline function, where Spark runs; or give a type as LongType(), not as 'long'."
+        )
+    return "Mend the line and start again."
 
 
 def place_and_error(error: BaseException, path: Path) -> str:
