@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,14 @@ def class_archive() -> None:
 
 
 @pytest.fixture
-def make_game(tmp_path: Path) -> Callable[..., Game]:
-    """A game with fresh input: `make_game(sink="files", shape="stateful", batches=6)`."""
+def make_game(tmp_path: Path) -> Iterator[Callable[..., Game]]:
+    """A game with fresh input: `make_game(sink="files", shape="stateful", batches=6)`. No child outlives the test."""
+    games: list[Game] = []
 
     def make(batches: int = 24, rows: int = 20, folder: str = "game", **setup: Any) -> Game:
-        return Game(Setup(str(tmp_path / folder), **setup), batches, rows).deal()
+        games.append(Game(Setup(str(tmp_path / folder), **setup), batches, rows).deal())
+        return games[-1]
 
-    return make
+    yield make
+    for game in games:
+        game.end()

@@ -59,6 +59,7 @@ class Game:
     batches: int = 24
     rows: int = 20
     expected: list[Rows] = field(default_factory=list)
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -99,7 +100,7 @@ class Game:
 
     def start(self, failpoints: str = "", **changes: Any) -> subprocess.Popen[str]:
         environment = {**os.environ, VARIABLE: failpoints, "PYTHONWARNINGS": "ignore"}
-        return subprocess.Popen(
+        child = subprocess.Popen(
             arguments(replace(self.setup, **changes)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -107,6 +108,8 @@ class Game:
             env=environment,
             start_new_session=True,
         )
+        self.children.append(child)
+        return child
 
     def finish(self, child: subprocess.Popen[str], seconds_max: float = LIFE_SECONDS_MAX) -> Life:
         try:
@@ -117,6 +120,13 @@ class Game:
                 os.killpg(child.pid, signal.SIGKILL)
         events = tuple(json.loads(line) for line in out.splitlines() if line.startswith("{"))
         return Life(child.returncode, events, err)
+
+    def end(self) -> None:
+        """Kill what a failed test left behind, a stopped zombie for example."""
+        for child in self.children:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.communicate()
 
     def live(self, failpoints: str = "", **changes: Any) -> Life:
         return self.finish(self.start(failpoints, **changes))

@@ -175,6 +175,18 @@ def test_a_table_that_does_not_match_is_refused(writer: StreamWriter, tmp_path: 
     assert not (tmp_path / "checkpoint").exists()
 
 
+def test_a_select_that_does_not_fit_the_rows_is_refused(stream: DataFrame, writer: StreamWriter) -> None:
+    target = semel.Memory("t", select=["id", "price * 2 AS double"])
+    with pytest.raises(ConfigError, match=r"^The select or where of sink memory_t does not fit the rows: .*price"):
+        semel.write(stream).to(target).options(**writer.options_).start()
+
+
+def test_a_column_that_arrow_cannot_carry_is_refused(stream: DataFrame, writer: StreamWriter) -> None:
+    target = semel.Memory("t", select=["make_interval(1) AS a_year"])
+    with pytest.raises(SchemaMismatch, match=r"^Sink memory_t gets a column that Arrow cannot carry: "):
+        semel.write(stream).to(target).options(**writer.options_).start()
+
+
 # The checkpoint -------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from semel.runtime.checks import (
     check_streaming,
     check_trigger,
 )
-from semel.runtime.spark import BatchFunction, Checkpoint, Listener, arrow_schema, sink_view
+from semel.runtime.spark import BatchFunction, Checkpoint, Listener, check_rows
 from semel.sinks.base import Sink
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class StreamWriter:
         """As `start`, with a handle that can stop between two batches. `listener` hears how each batch ended."""
         check_sinks(self.sinks)
         check_sources(self.df._jdf.queryExecution().analyzed())
-        for target in self.sinks:
-            target.check(arrow_schema(sink_view(self.df, target)))
+        check_rows(self.df, self.sinks)
         spark = self.df.sparkSession
         checkpoint = Checkpoint(spark, self.checkpoint)
         checkpoint.require_writable()

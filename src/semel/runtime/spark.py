@@ -13,7 +13,7 @@ from semel import failpoints
 from semel.decisions.base import RecordStore, StoreUnanswered
 from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.stores import open_store
-from semel.errors import CheckpointUnusable, QueryStopped, Refused
+from semel.errors import CheckpointUnusable, ConfigError, QueryStopped, Refused, SchemaMismatch
 from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
@@ -95,13 +95,13 @@ class BatchFunction:
                 checkpoint.log,
                 self.sinks,
                 identity,
-                default_name=location,
+                default_name=checkpoint.store.describe(),
                 next_batch=checkpoint.next_batch(),
                 limits=self.limits,
             )
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
-            self._coordinator = start_weaker(log, self.sinks, identity, location)
+            self._coordinator = start_weaker(log, self.sinks, identity, checkpoint.store.describe())
 
     def end(self) -> None:
         """Let go of the sinks."""
@@ -153,8 +153,7 @@ class BatchFunction:
         """The coordinator of this run; a restarted query is a new run and claims anew."""
         if self._coordinator is None or self._run_id not in ("", query.run_id):
             query.refuse_what_breaks_the_guarantee()
-            for sink in self.sinks:
-                sink.check(arrow_schema(sink_view(df, sink)))
+            check_rows(df, self.sinks)
             self.begin(df.sparkSession, query.checkpoint, query.id)
         self._run_id = query.run_id
         if self._coordinator is None:
@@ -243,13 +242,27 @@ def combined_view(df: DataFrame, sinks: Sequence[Sink]) -> tuple[DataFrame, tupl
     return df.select(*columns), tuple(f"_semel_{index}" for index in range(len(sinks)))
 
 
-def sink_view(df: DataFrame, sink: Sink) -> DataFrame:
-    """The rows of one sink, for looking at their schema."""
-    view = df.where(sink.where) if sink.where else df
-    return view.selectExpr(*sink.select) if sink.select else view
+def check_rows(df: DataFrame, sinks: Sequence[Sink]) -> None:
+    """Ask each sink whether it can take the rows of this DataFrame, before there are any."""
+    for sink in sinks:
+        sink.check(arrow_schema(df, sink))
 
 
-def arrow_schema(df: DataFrame) -> Any:
+def arrow_schema(df: DataFrame, sink: Sink) -> Any:
+    """The columns that one sink gets."""
+    from pyspark.errors import AnalysisException, PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(df.schema)
+    try:
+        view = df.where(sink.where) if sink.where else df
+        return to_arrow_schema((view.selectExpr(*sink.select) if sink.select else view).schema)
+    except AnalysisException as error:
+        raise ConfigError(
+            f"The select or where of sink {sink.name} does not fit the rows: {_first_line(error)}"
+        ) from None
+    except PySparkTypeError as error:
+        raise SchemaMismatch(f"Sink {sink.name} gets a column that Arrow cannot carry: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
