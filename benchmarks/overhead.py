@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import semel
 from semel.runtime.batch import Report
+from semel.runtime.session import DEFAULTS, LOOPBACK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,11 +29,12 @@ WARM_UP_BATCHES = 20
 
 
 def session() -> SparkSession:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    conf = SparkConf().setMaster("local[2]").setAll([*DEFAULTS.items(), *LOOPBACK.items()])
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
 

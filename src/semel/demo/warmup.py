@@ -14,6 +14,7 @@ from pathlib import Path
 from semel.demo import pipelines_path
 from semel.demo.child import Child
 from semel.demo.orders import Producer, make_orders, split
+from semel.runtime.session import LOOPBACK
 
 FILES = 4
 WITHIN_S = 120.0
@@ -31,6 +32,7 @@ def spark_conf(archive: Path, *, dump: bool = False) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        **LOOPBACK,
     }
 
 

@@ -22,6 +22,8 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+#: A Spark that runs on this machine alone has no business on its other addresses.
+LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 PACKAGES = "spark.jars.packages"
 WORKER_PATH = "spark.executorEnv.PYTHONPATH"
 
@@ -40,6 +42,8 @@ class SparkSettings:
 def session_conf(settings: SparkSettings, pipelines: Sequence[Pipeline]) -> dict[str, str]:
     """Defaults, then what the pipelines ask for, then what the command line says. Pure."""
     conf = {**DEFAULTS, "spark.master": settings.master, "spark.app.name": settings.app}
+    if settings.master.startswith("local"):
+        conf |= LOOPBACK
     if settings.folder:
         # Modules beside the pipeline file are found by Python workers too.
         conf[WORKER_PATH] = settings.folder

@@ -159,10 +159,6 @@ class Sink(ABC):
     def participant(self, context: Context) -> Participant:
         """A participant for one run."""
 
-    def packages(self) -> tuple[str, ...]:
-        """Maven coordinates that the Spark session needs for this sink."""
-        return ()
-
 
 def committable_for(
     sink: str, attempt: Attempt, parts: Sequence[StagedPart], payload: Mapping[str, Any], key: str = ""
