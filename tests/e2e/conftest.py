@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -28,11 +29,13 @@ def class_archive() -> None:
     key = hashlib.sha256(f"{sys.prefix} {pyspark.__version__}".encode()).hexdigest()[:12]
     archive = cache / f"spark-{pyspark.__version__}-{key}.jsa"
     os.environ[CLASS_ARCHIVE] = str(archive)
-    if not archive.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            [sys.executable, str(Path(__file__).parent / "child.py"), "--archive", str(archive)], check=False
-        )
+    cache.mkdir(parents=True, exist_ok=True)
+    with archive.with_suffix(".lock").open("w") as lock:
+        # Of several test processes one makes it, and the others wait.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            child = str(Path(__file__).parent / "child.py")
+            subprocess.run([sys.executable, child, "--archive", str(archive)], check=False)
 
 
 @pytest.fixture
