@@ -18,7 +18,7 @@ demo: $(VENV)/.installed  ## a pipeline killed again and again, beside plain Spa
 	@$(BIN)/semel demo $(ARGS)
 
 test: $(VENV)/.installed lint  ## lint, types and the whole test suite, on real Spark
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed  ## ruff and mypy over every file
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -27,7 +27,7 @@ format: $(VENV)/.installed  ## rewrite the files as ruff wants them
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 test-spark35: $(VENV35)/.installed  ## the smaller suite under PySpark 3.5.7
-	@$(VENV35)/bin/python -m pytest -n 2 -m spark35 $(ARGS)
+	@$(VENV35)/bin/python -m pytest -n 2 --dist worksteal -m spark35 $(ARGS)
 
 bench: $(VENV)/.installed  ## what exactly-once adds to a batch; run it on a quiet machine
 	@$(BIN)/python benchmarks/overhead.py $(ARGS)
