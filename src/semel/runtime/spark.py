@@ -250,7 +250,7 @@ def check_rows(df: DataFrame, sinks: Sequence[Sink]) -> None:
 
 def arrow_schema(df: DataFrame, sink: Sink) -> Any:
     """The columns that one sink gets."""
-    from pyspark.errors import AnalysisException, PySparkTypeError
+    from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
@@ -260,7 +260,7 @@ def arrow_schema(df: DataFrame, sink: Sink) -> Any:
         raise ConfigError(
             f"The select or where of sink {sink.name} does not fit the rows: {_first_line(error)}"
         ) from None
-    except PySparkTypeError as error:
+    except PySparkException as error:
         raise SchemaMismatch(f"Sink {sink.name} gets a column that Arrow cannot carry: {_first_line(error)}") from None
 
 
