@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pyspark
 
+from semel.dev.hdfs import free_port
 from tests.e2e.game import Game, wait_until
 
 Make = Callable[..., Game]
@@ -95,9 +95,7 @@ def test_task_retries_double_nothing(make_game: Make) -> None:
 def standalone(folder: Path) -> Iterator[str]:
     """A master and two workers. Spark never copies a task to a host that runs it, so the workers have two addresses."""
     spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"spark://127.0.0.1:{port}"
     ports = ["--webui-port", "0"]
     master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), *ports]
