@@ -14,7 +14,6 @@ from semel.failpoints import FAILPOINTS
 from tests.e2e.game import Game
 
 SINKS = ("sqlite", "files")
-SHAPES = ("stateless", "stateful")
 
 # At which hit to kill, so that a life commits a batch before it dies. Before the second decision, the log has written
 # a probe, the claim, the closing of a slot and the first decision.
@@ -26,8 +25,15 @@ def points_of(sink: str) -> list[str]:
     return [p for p in FAILPOINTS if p.split(".")[0] not in set(SINKS) - {sink}]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sink", [pytest.param("sqlite", marks=pytest.mark.spark35), "files"])
+@pytest.mark.parametrize(
+    ("sink", "shape"),
+    [
+        ("sqlite", "stateless"),
+        pytest.param("sqlite", "stateful", marks=pytest.mark.spark35),
+        ("files", "stateless"),
+        ("files", "stateful"),
+    ],
+)
 def test_kill_at_every_failpoint(make_game: Callable[..., Game], sink: str, shape: str) -> None:
     game = make_game(sink=sink, shape=shape)
     reached = []
