@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -15,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from semel import cli
+from tests.processes import wait_until
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -67,13 +66,6 @@ def processes_of(folder: Path) -> list[str]:
             if f"={folder}/demo-output".encode() in environment.read_bytes():
                 found.append(environment.parent.name)
     return found
-
-
-def wait_until(true: Callable[[], bool], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def kill_marks(picture: Path) -> dict[str, int]:

@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import closing, suppress
@@ -174,11 +173,3 @@ class Game:
         """What is staged and not committed."""
         folders = (self.folder / "out.db-semel", self.folder / "out" / "_semel" / "staging")
         return sorted(p.name for folder in folders if folder.is_dir() for p in folder.iterdir())
-
-
-def wait_until(true: Any, seconds_max: float = 60.0) -> None:
-    """Wait for something to become true; fail when it takes too long."""
-    end = time.monotonic() + seconds_max
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pyspark
 
 from semel.dev.hdfs import free_port
-from tests.e2e.game import Game, wait_until
+from tests.e2e.game import Game
+from tests.processes import descends, wait_until
 
 Make = Callable[..., Game]
 CLUSTER = "local-cluster[2,1,1024]"
@@ -30,19 +31,11 @@ def executors_of(group: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         pid = int(path.parent.name)
         try:
-            if b"CoarseGrainedExecutorBackend" in path.read_bytes() and _descends(pid, group):
+            if b"CoarseGrainedExecutorBackend" in path.read_bytes() and descends(pid, group):
                 found.append(pid)
         except OSError:  # it ended while we looked
             continue
     return found
-
-
-def _descends(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    return False
 
 
 def test_an_executor_killed_in_the_middle_of_a_batch_doubles_nothing(make_game: Make) -> None:
@@ -74,13 +67,13 @@ def _stopped_workers(group: int) -> list[int]:
             command = (path.parent / "cmdline").read_bytes()
         except OSError:  # it ended while we looked
             continue
-        if state == "T" and b"pyspark" in command and _descends(int(path.parent.name), group):
+        if state == "T" and b"pyspark" in command and descends(int(path.parent.name), group):
             found.append(int(path.parent.name))
     return found
 
 
 def _parent_executor(worker: int, executors: list[int]) -> int:
-    return next(executor for executor in executors if _descends(worker, executor))
+    return next(executor for executor in executors if descends(worker, executor))
 
 
 def test_task_retries_double_nothing(make_game: Make) -> None:
@@ -101,17 +94,21 @@ def standalone(folder: Path) -> Iterator[str]:
     master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), *ports]
     started = [_daemon([spark_class, *master], folder / "master.log")]
     try:
-        wait_until(lambda: "I have been elected leader" in (folder / "master.log").read_text(), 60)
+        _wait_for_line("I have been elected leader", folder / "master.log")
         for host in ("127.0.0.1", "127.0.0.2"):
             worker = ["org.apache.spark.deploy.worker.Worker", "--host", host, "--cores", "1", "--memory", "1g", *ports]
             command = [spark_class, *worker, "--work-dir", str(folder / "work"), url]
             started.append(_daemon(command, folder / f"worker-{host}.log"))
-            wait_until(lambda log=f"worker-{host}.log": "Successfully registered" in (folder / log).read_text(), 60)
+            _wait_for_line("Successfully registered", folder / f"worker-{host}.log")
         yield url
     finally:
         for process in reversed(started):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _wait_for_line(words: str, log: Path) -> None:
+    wait_until(lambda: words in log.read_text(), 60)
 
 
 def _daemon(command: list[str], log: Path) -> subprocess.Popen[bytes]:

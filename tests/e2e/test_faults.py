@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable
 
 import pytest
 
-from tests.e2e.game import Game, wait_until
+from tests.e2e.game import Game
+from tests.processes import wait_until
 
 Make = Callable[..., Game]
 

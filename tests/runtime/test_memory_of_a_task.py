@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import semel
 from semel.runtime.batch import Report
+from tests.processes import descends
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,18 +40,10 @@ def worker_peaks_mb() -> list[float]:
     peaks = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if b"pyspark.worker" not in (path / "cmdline").read_bytes() or not _descends(int(path.name)):
+            if b"pyspark.worker" not in (path / "cmdline").read_bytes() or not descends(int(path.name), os.getpid()):
                 continue
             status = (path / "status").read_text()
         except OSError:  # it ended while we looked
             continue
         peaks += [int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")]
     return peaks
-
-
-def _descends(pid: int) -> bool:
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        if pid == os.getpid():
-            return True
-    return False

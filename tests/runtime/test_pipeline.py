@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from semel.runtime.batch import Report
 from semel.runtime.pipeline import Pipeline, StreamWriter
 from semel.sinks.files import read_committed
 from semel.sinks.memory import memory_table
+from tests.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,7 +87,7 @@ def test_an_empty_batch_commits(spark: SparkSession, tmp_path: Path) -> None:
     target = semel.Sqlite(str(tmp_path / "out.db"), "out")
     reports: list[Report] = []
     running = semel.write(stream).to(target).option("checkpointLocation", str(tmp_path / "c")).launch(reports.append)
-    _wait(lambda: len(reports) >= 2)
+    wait_until(lambda: len(reports) >= 2)
     running.stop()
     assert {report.rows for report in reports} == {0}
     assert select(tmp_path / "out.db", "SELECT count(*) >= 2, sum(rows) FROM semel_ledger") == [(1, 0)]
@@ -131,7 +131,7 @@ def test_stop_ends_between_two_batches(spark: SparkSession, tmp_path: Path) -> N
     target = semel.Sqlite(str(tmp_path / "out.db"), "out")
     reports: list[Report] = []
     running = semel.write(stream).to(target).option("checkpointLocation", str(tmp_path / "c")).launch(reports.append)
-    _wait(lambda: len(reports) >= 2)
+    wait_until(lambda: len(reports) >= 2)
     assert running.stop() is True
     assert running.query.isActive is False
     assert select(tmp_path / "out.db", "SELECT sum(rows) FROM semel_ledger") == [(sum(r.rows for r in reports),)]
@@ -174,10 +174,3 @@ def test_a_pipeline_that_returns_something_else_says_what_to_return(spark: Spark
     wrong: Any = lambda session: session.range(3)  # noqa: E731 - what a user might return
     with pytest.raises(ConfigError, match="Pipeline wrong returned DataFrame"):
         Pipeline(wrong, "wrong")(spark)
-
-
-def _wait(true: Callable[[], bool], seconds_max: float = 60) -> None:
-    end = time.monotonic() + seconds_max
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
