@@ -2,11 +2,13 @@
 
 from semel.errors import SemelError
 from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
-from semel.sinks import Files, Memory, Sink, Sqlite
+from semel.sinks import Files, Kafka, Memory, Sink, Sqlite
 from semel.sinks.files import committed_files, read_committed
+from semel.sources import read_kafka
 
 __all__ = [
     "Files",
+    "Kafka",
     "Memory",
     "Pipeline",
     "SemelError",
@@ -16,6 +18,7 @@ __all__ = [
     "committed_files",
     "pipeline",
     "read_committed",
+    "read_kafka",
     "sink",
     "write",
 ]

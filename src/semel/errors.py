@@ -11,6 +11,7 @@
     │   ├── CheckpointRolledBack a sink knows batches that the checkpoint does not
     │   ├── CorruptRecord        a record is damaged
     │   └── NewerRecord          a record was written by a newer semel
+    ├── SourceUnavailable        retryable: the input cannot be reached
     ├── SinkUnavailable          retryable: a store did not let us in
     ├── BatchFailed              retryable: rolled back, nothing of the batch is visible
     ├── CommitStalled            retryable: decided, a sink has yet to commit; the next start completes it
@@ -88,6 +89,11 @@ class CorruptRecord(CheckpointError):
 
 class NewerRecord(CheckpointError):
     remedy = "Run this pipeline with the newer semel that wrote the record."
+
+
+class SourceUnavailable(SemelError):
+    data_now = "nothing was started and no row was written"
+    remedy = "Bring the source back, or correct its address, and start the pipeline again."
 
 
 class SinkUnavailable(SemelError):

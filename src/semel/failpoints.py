@@ -39,6 +39,8 @@ FAILPOINTS = {
     "files.half_renamed": "some files of the batch carry their final names",
     "files.renamed": "every file has its final name, the manifest is missing",
     "files.committed": "the manifest is written, the coordinator does not know yet",
+    "kafka.marked": "a task sent its marker, nothing is flushed yet",
+    "kafka.committed": "the broker ended a transaction, the coordinator does not know yet",
     "batch.committed": "every sink has committed, Spark has not written commits/N",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,24 @@ SURVIVORS = [kind for kind, harness in HARNESSES.items() if harness.survives_the
 
 
 @pytest.fixture(params=HARNESSES)
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     """A fresh target of each sink."""
-    return HARNESSES[request.param](tmp_path)
+    with _made(request.param, request, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(params=SURVIVORS)
-def durable_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+def durable_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     """A fresh target of each sink whose store outlives the process."""
-    return HARNESSES[request.param](tmp_path)
+    with _made(request.param, request, tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def _made(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Harness]:
+    server = HARNESSES[kind].server
+    made = HARNESSES[kind](folder, request.getfixturevalue(server).bootstrap if server else "")
+    try:
+        yield made
+    finally:
+        made.end()

@@ -1,7 +1,7 @@
 """A process of its own for the contract suite: takes an order as JSON from stdin, and answers on stdout.
 
-    fresh_process.py commit    builds the participant, commits the committable, prints the outcome
-    fresh_process.py prepare   stages rows, prepares them, prints the committable, and waits to be killed
+    fresh_process.py commit    builds the participant, commits the committables, prints the outcomes
+    fresh_process.py prepare   stages rows, prepares them, prints the committables, and waits to be killed
 
 It imports no test code: what it knows, it got through the pipe.
 """
@@ -31,9 +31,9 @@ def build(order: dict[str, Any]) -> tuple[Sink, Participant]:
 
 def commit(order: dict[str, Any]) -> str:
     _, participant = build(order)
-    outcome = participant.commit(committable_from_json(order["committable"]))
+    outcomes = [participant.commit(committable_from_json(c)).name for c in order["committables"]]
     participant.close()
-    return outcome.name
+    return json.dumps(outcomes)
 
 
 def prepare(order: dict[str, Any]) -> str:
@@ -43,10 +43,9 @@ def prepare(order: dict[str, Any]) -> str:
     parts = []
     for task, rows in enumerate(order["tasks"]):
         writer = sink.writer(Branch(which, sink.name, task, 0))
-        writer.write(pa.RecordBatch.from_pylist([{"id": i, "text": text} for i, text in rows]))
+        writer.write(pa.RecordBatch.from_pylist(rows))
         parts.append(writer.prepare())
-    (committable,) = participant.prepare(which, parts)
-    return json.dumps(committable_to_json(committable))
+    return json.dumps([committable_to_json(c) for c in participant.prepare(which, parts)])
 
 
 def main() -> None:

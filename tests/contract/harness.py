@@ -29,8 +29,11 @@ from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Sink, StagedPart
 from semel.sinks.files import Files, committed_files
+from semel.sinks.kafka import Kafka
+from semel.sinks.kafka_producers import release_all, settle_all
 from semel.sinks.memory import Memory, memory_table
 from semel.sinks.sqlite import Sqlite
+from tests.kafka_world import KafkaWorld
 
 OURS = PipelineId("00000000-0000-4000-8000-000000000001")
 OTHERS = PipelineId("00000000-0000-4000-8000-000000000002")
@@ -60,19 +63,71 @@ def stage(sink: Sink, which: Attempt, tasks: Sequence[Rows], *, durable: bool = 
     for task, rows in enumerate(tasks):
         writer = sink.writer(Branch(which, sink.name, task, 0), durable=durable)
         for start in range(0, len(rows), 2):
-            writer.write(arrow(rows[start : start + 2]))
+            writer.write(arrow_for(sink, rows[start : start + 2]))
         parts.append(writer.prepare())
     return parts
+
+
+def schema_of(sink: Sink) -> pa.Schema:
+    """Most sinks take any columns; Kafka takes those of a record."""
+    return pa.schema([("key", pa.string()), ("value", pa.string())]) if sink.kind == "kafka" else SCHEMA
+
+
+def records(sink: Sink, rows: Rows) -> list[dict[str, Any]]:
+    if sink.kind == "kafka":
+        return [{"key": str(i), "value": text} for i, text in rows]
+    return [{"id": i, "text": text} for i, text in rows]
 
 
 def arrow(rows: Rows) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"id": i, "text": text} for i, text in rows], schema=SCHEMA)
 
 
-def prepare(participant: Participant, sink: Sink, which: Attempt, *tasks: Rows) -> Committable:
-    """Stage and prepare; every sink we ship gives one committable per batch."""
-    (committable,) = participant.prepare(which, stage(sink, which, tasks))
+def arrow_for(sink: Sink, rows: Rows) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(records(sink, rows), schema=schema_of(sink))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a participant prepared for one batch: one committable for all tasks, or one for each."""
+
+    committables: tuple[Committable, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(c.rows for c in self.committables)
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted(c.key for c in self.committables)
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        return tuple(sorted(task for c in self.committables for task in c.tasks))
+
+    @property
+    def branches(self) -> list[str]:
+        return sorted(branch for c in self.committables for branch in c.branches)
+
+
+def prepare(participant: Participant, sink: Sink, which: Attempt, *tasks: Rows) -> Promise:
+    return Promise(participant.prepare(which, stage(sink, which, tasks)))
+
+
+def prepare_one(participant: Participant, sink: Sink, which: Attempt, *tasks: Rows) -> Committable:
+    """The same for a sink that gives one committable per batch."""
+    (committable,) = prepare(participant, sink, which, *tasks).committables
     return committable
+
+
+def commit(participant: Participant, promise: Promise) -> Outcome:
+    return together([participant.commit(c) for c in promise.committables])
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """Of several answers the one that matters most for the batch as a whole."""
+    order = (Outcome.IN_DOUBT, Outcome.RETRY, Outcome.GONE, Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
+    return next(outcome for outcome in order if outcome in outcomes)
 
 
 def open_descriptors() -> int:
@@ -87,11 +142,9 @@ class Killed:
     """The process was killed before it could answer."""
 
 
-def commit_in_fresh_process(
-    sink: Sink, who: Context, committable: Committable, *, failpoint: str = ""
-) -> Outcome | Killed:
-    """Commit in a process that has never seen the batch and gets nothing but the committable, as JSON bytes."""
-    order = _order(sink, who) | {"committable": committable_to_json(committable)}
+def commit_in_fresh_process(sink: Sink, who: Context, promise: Promise, *, failpoint: str = "") -> Outcome | Killed:
+    """Commit in a process that has never seen the batch and gets nothing but the committables, as JSON bytes."""
+    order = _order(sink, who) | {"committables": [committable_to_json(c) for c in promise.committables]}
     done = subprocess.run(
         [sys.executable, FRESH_PROCESS, "commit"],
         input=json.dumps(order).encode(),
@@ -104,12 +157,13 @@ def commit_in_fresh_process(
         return Killed()
     if done.returncode:
         raise RuntimeError(f"the committing process failed with {done.returncode}")
-    return Outcome[done.stdout.decode().strip()]
+    return together([Outcome[name] for name in json.loads(done.stdout)])
 
 
-def prepare_in_a_process_that_is_killed(sink: Sink, who: Context, which: Attempt, *tasks: Rows) -> Committable:
+def prepare_in_a_process_that_is_killed(sink: Sink, who: Context, which: Attempt, *tasks: Rows) -> Promise:
     """Stage and prepare in another process, which is killed with SIGKILL while it holds what it prepared."""
-    order = _order(sink, who) | {"batch": which.batch, "attempt": which.attempt, "tasks": tasks}
+    rows = [records(sink, task) for task in tasks]
+    order = _order(sink, who) | {"batch": which.batch, "attempt": which.attempt, "tasks": rows}
     with subprocess.Popen(
         [sys.executable, FRESH_PROCESS, "prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -123,7 +177,7 @@ def prepare_in_a_process_that_is_killed(sink: Sink, who: Context, which: Attempt
             process.kill()
     if process.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the preparing process ended by itself with {process.returncode}")
-    return committable_from_json(json.loads(answer))
+    return Promise(tuple(committable_from_json(c) for c in json.loads(answer)))
 
 
 def _order(sink: Sink, who: Context) -> dict[str, Any]:
@@ -146,9 +200,25 @@ class Harness(ABC):
     survives_the_process: ClassVar[bool] = True
     #: The failpoint that the sink passes once its store has committed, before it answers.
     committed_failpoint: ClassVar[str] = ""
+    #: The fixture that gives the address of the server.
+    server: ClassVar[str] = ""
+    #: How many batches the search for leaks takes, and by how many descriptors connections come and go meanwhile.
+    leak_batches: ClassVar[int] = 200
+    descriptor_jitter: ClassVar[int] = 0
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str = "") -> None:
         self.folder = folder
+        self.address = address
+
+    def settled_descriptors(self) -> int:
+        """How many descriptors are open while nothing is under way."""
+        return open_descriptors()
+
+    def let_go(self) -> None:  # noqa: B027 - most sinks keep nothing
+        """Drop what this process keeps between batches."""
+
+    def end(self) -> None:  # noqa: B027
+        """The test is over."""
 
     @abstractmethod
     def sink(self, name: str = "") -> Sink:
@@ -191,8 +261,8 @@ class MemoryHarness(Harness):
     kind = "memory"
     survives_the_process = False
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, address: str = "") -> None:
+        super().__init__(folder, address)
         self.table = uuid.uuid4().hex
 
     def sink(self, name: str = "") -> Sink:
@@ -332,4 +402,58 @@ def _pairs(table: pa.Table) -> Rows:
     return list(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
 
 
-HARNESSES: dict[str, type[Harness]] = {h.kind: h for h in (MemoryHarness, SqliteHarness, FilesHarness)}
+class KafkaHarness(Harness):
+    kind = "kafka"
+    committed_failpoint = "kafka.committed"
+    server = "kafka_cluster"
+    leak_batches = 60
+    descriptor_jitter = 8
+
+    def __init__(self, folder: Path, address: str = "") -> None:
+        super().__init__(folder, address)
+        # Tests share a broker, so each has topics and sink names of its own.
+        self.suffix = uuid.uuid4().hex[:8]
+        self.world = KafkaWorld(address)
+        self.world.create_topics(f"orders_{self.suffix}", f"returns_{self.suffix}")
+        self.foreign: list[Any] = []
+
+    def sink(self, name: str = "") -> Sink:
+        return Kafka(self.address, f"orders_{self.suffix}", name=f"{name or 'orders'}_{self.suffix}")
+
+    def neighbour(self) -> Sink:
+        return Kafka(self.address, f"returns_{self.suffix}", name=f"returns_{self.suffix}")
+
+    def visible(self, sink: Sink) -> Rows:
+        if not isinstance(sink, Kafka):
+            raise TypeError(sink)
+        return sorted((int(r.key), r.value.decode()) for r in self.world.committed(sink.topic))
+
+    def staged(self) -> list[str]:
+        return [name for name in self.world.open_transactions() if self.suffix in name]
+
+    def lose(self, branch: str) -> None:
+        self.world.end_by_branch(branch)
+
+    def markers(self) -> int:
+        return self.world.count_markers(self.suffix)
+
+    def leave_staged(self, sink: Sink, which: Attempt, rows: Rows) -> None:
+        stage(sink, which, [rows])
+
+    def put_foreign_things(self) -> None:
+        self.foreign.append(self.world.leave_open(f"semel-nonsense-{self.suffix}", f"orders_{self.suffix}"))
+
+    def settled_descriptors(self) -> int:
+        settle_all()
+        return open_descriptors()
+
+    def let_go(self) -> None:
+        release_all()
+
+    def end(self) -> None:
+        self.foreign.clear()
+        release_all()
+        self.world.close()
+
+
+HARNESSES: dict[str, type[Harness]] = {h.kind: h for h in (MemoryHarness, SqliteHarness, FilesHarness, KafkaHarness)}

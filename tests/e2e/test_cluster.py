@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyspark
 
-from semel.dev.hdfs import free_port
+from semel.dev.ports import free_port
 from tests.e2e.game import Game
 from tests.processes import descends, wait_until
 

@@ -27,12 +27,13 @@ from tests.contract.harness import (
     OURS,
     SCHEMA,
     Killed,
+    Promise,
     Rows,
     arrow,
     attempt,
     commit_in_fresh_process,
     context,
-    prepare,
+    prepare_one,
     rows_of,
 )
 
@@ -52,13 +53,13 @@ def started(sink: Files, incarnation: int = 1) -> Participant:
 
 
 def prepared(sink: Files, *tasks: Rows, batch: int = 0) -> Committable:
-    return prepare(started(sink), sink, attempt(batch), *tasks)
+    return prepare_one(started(sink), sink, attempt(batch), *tasks)
 
 
 def committed(sink: Files, *batches: Rows) -> None:
     participant = started(sink)
     for number, rows in enumerate(batches):
-        assert participant.commit(prepare(participant, sink, attempt(number), rows)) is Outcome.COMMITTED
+        assert participant.commit(prepare_one(participant, sink, attempt(number), rows)) is Outcome.COMMITTED
 
 
 def plain_ids(lake: Path) -> list[int]:
@@ -93,7 +94,7 @@ def test_committed_files_come_in_batch_order(lake: Path) -> None:
     sink = Files(str(lake))
     participant = started(sink)
     for number in (2, 10, 9):
-        participant.commit(prepare(participant, sink, attempt(number), rows_of(number), rows_of(number + 100)))
+        participant.commit(prepare_one(participant, sink, attempt(number), rows_of(number), rows_of(number + 100)))
     assert helper_ids(lake) == [2, 102, 9, 109, 10, 110]
 
 
@@ -146,7 +147,7 @@ def test_read_committed_gives_just_the_committed_rows_to_spark(spark: SparkSessi
 def test_a_manifest_can_be_read_by_a_person(lake: Path) -> None:
     sink = Files(str(lake), name="orders")
     participant = started(sink, 3)
-    participant.commit(prepare(participant, sink, attempt(7, 2, 3), rows_of(1, 2), [], rows_of(3)))
+    participant.commit(prepare_one(participant, sink, attempt(7, 2, 3), rows_of(1, 2), [], rows_of(3)))
     text = manifest_path(lake, 7, "orders").read_text()
     manifest = json.loads(text)
     assert text.startswith('{\n  "version": 1,\n  "name": "shop",\n')
@@ -201,10 +202,10 @@ def test_a_half_renamed_batch_is_finished_by_a_fresh_process(
 ) -> None:
     sink = Files(str(lake))
     committable = prepared(sink, *tasks)
-    assert commit_in_fresh_process(sink, context(2), committable, failpoint=point) == Killed()
+    assert commit_in_fresh_process(sink, context(2), Promise((committable,)), failpoint=point) == Killed()
     assert plain_ids(lake) == plainly_visible
     assert committed_files(lake) == []
-    assert commit_in_fresh_process(sink, context(3), committable) is Outcome.COMMITTED
+    assert commit_in_fresh_process(sink, context(3), Promise((committable,))) is Outcome.COMMITTED
     everything = [i for rows in tasks for i, _ in rows]
     assert plain_ids(lake) == everything
     assert helper_ids(lake) == everything
@@ -214,13 +215,13 @@ def test_what_was_renamed_of_a_gone_batch_is_withdrawn(lake: Path) -> None:
     """Otherwise a plain reader would see these rows twice once the batch is mended."""
     sink = Files(str(lake))
     gone = prepared(sink, rows_of(1), rows_of(2))
-    assert commit_in_fresh_process(sink, context(2), gone, failpoint="files.half_renamed") == Killed()
+    assert commit_in_fresh_process(sink, context(2), Promise((gone,)), failpoint="files.half_renamed") == Killed()
     assert plain_ids(lake) == [1]
     (lake / "_semel" / "staging" / f"{gone.branches[1]}.parquet").unlink()
     participant = started(sink, 3)
     assert participant.commit(gone) is Outcome.GONE
     assert plain_ids(lake) == []
-    mended = prepare(participant, sink, attempt(0, 1, 3), rows_of(1), rows_of(2))
+    mended = prepare_one(participant, sink, attempt(0, 1, 3), rows_of(1), rows_of(2))
     assert participant.commit(mended) is Outcome.COMMITTED
     assert plain_ids(lake) == helper_ids(lake) == [1, 2]
 
@@ -229,9 +230,9 @@ def test_a_late_rename_of_a_replaced_attempt_is_cleaned_up(lake: Path) -> None:
     """A paused driver wakes after the mend and renames what it still has; its next look finds the manifest."""
     sink = Files(str(lake))
     zombie = started(sink)
-    late = prepare(zombie, sink, attempt(0, 0), rows_of(1))
+    late = prepare_one(zombie, sink, attempt(0, 0), rows_of(1))
     staged = lake / "_semel" / "staging" / f"{late.branches[0]}.parquet"
-    mended = prepare(zombie, sink, attempt(0, 1), rows_of(1))
+    mended = prepare_one(zombie, sink, attempt(0, 1), rows_of(1))
     assert zombie.commit(mended) is Outcome.COMMITTED
     staged.rename(lake / late.payload["files"][0]["name"])
     assert plain_ids(lake) == [1, 1]
@@ -292,8 +293,8 @@ def test_without_marks_a_replayed_batch_loses_nothing(lake: Path) -> None:
     """At-least-once: the replay may have another task layout; rows may be doubled, never lost."""
     sink = Files(str(lake))
     participant = sink.participant(context(0, marked=False))
-    participant.commit(prepare(participant, sink, attempt(0, 0, 0), rows_of(1), rows_of(2), rows_of(3)))
-    participant.commit(prepare(participant, sink, attempt(0, 0, 0), rows_of(1, 2), rows_of(3)))
+    participant.commit(prepare_one(participant, sink, attempt(0, 0, 0), rows_of(1), rows_of(2), rows_of(3)))
+    participant.commit(prepare_one(participant, sink, attempt(0, 0, 0), rows_of(1, 2), rows_of(3)))
     assert set(plain_ids(lake)) == {1, 2, 3}
     assert not (lake / "_semel" / "manifests").exists()
     assert not (lake / "_semel" / "fences").exists()
@@ -410,7 +411,7 @@ def test_a_schema_mismatch_lists_every_problem(lake: Path) -> None:
 def test_the_schema_of_another_pipeline_in_the_folder_counts(lake: Path) -> None:
     sink = Files(str(lake))
     other = sink.participant(context(pipeline=OTHERS))
-    other.commit(prepare(other, sink, attempt(pipeline=OTHERS), rows_of(1)))
+    other.commit(prepare_one(other, sink, attempt(pipeline=OTHERS), rows_of(1)))
     with pytest.raises(SchemaMismatch, match="column id is int64 in the files and int32 in the rows"):
         sink.check(pa.schema([("id", pa.int32()), ("text", pa.string())]))
 

@@ -39,7 +39,7 @@ def started(sink: Sqlite, who: Context | None = None) -> Iterator[Participant]:
         participant.close()
 
 
-def prepare(participant: Participant, sink: Sqlite, which: Attempt, *batches: pa.RecordBatch) -> Committable:
+def prepare_one(participant: Participant, sink: Sqlite, which: Attempt, *batches: pa.RecordBatch) -> Committable:
     """One task per batch."""
     parts = []
     for task, batch in enumerate(batches):
@@ -54,7 +54,7 @@ def write(sink: Sqlite, *batches: pa.RecordBatch) -> None:
     """Every batch is a batch of the stream, through prepare and commit."""
     with started(sink) as participant:
         for number, batch in enumerate(batches):
-            assert participant.commit(prepare(participant, sink, attempt(number), batch)) is Outcome.COMMITTED
+            assert participant.commit(prepare_one(participant, sink, attempt(number), batch)) is Outcome.COMMITTED
 
 
 def query(db: str, sql: str) -> list[tuple[Any, ...]]:
@@ -75,7 +75,7 @@ def test_readers_are_never_blocked_while_a_batch_is_prepared(db: str) -> None:
     sink = Sqlite(db, "orders")
     write(sink, arrow(rows_of(1)))
     with started(sink, context(2)) as participant, closing(sqlite3.connect(db, timeout=0)) as reader:
-        committable = prepare(participant, sink, attempt(1, 0, 2), arrow(rows_of(2)))
+        committable = prepare_one(participant, sink, attempt(1, 0, 2), arrow(rows_of(2)))
         # The transaction is open, and neither a new reader nor one inside a transaction has to wait.
         assert query(db, "SELECT id FROM orders") == [(1,)]
         reader.execute("BEGIN")
@@ -98,7 +98,7 @@ def test_a_locked_database_gives_a_clear_error_within_the_timeout(db: str) -> No
         other.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
         with pytest.raises(SinkUnavailable) as caught:
-            prepare(participant, sink, attempt(1, 0, 2), arrow(rows_of(2)))
+            prepare_one(participant, sink, attempt(1, 0, 2), arrow(rows_of(2)))
         assert 0.2 < time.monotonic() - began < 5
         other.execute("ROLLBACK")
     assert str(caught.value) == (
@@ -111,7 +111,7 @@ def test_a_locked_database_gives_a_clear_error_within_the_timeout(db: str) -> No
 def test_a_commit_that_finds_the_database_locked_is_tried_again(db: str) -> None:
     sink = Sqlite(db, "orders", timeout_s=0.1)
     with started(sink) as participant:
-        committable = prepare(participant, sink, attempt(), arrow(rows_of(1)))
+        committable = prepare_one(participant, sink, attempt(), arrow(rows_of(1)))
     with started(sink, context(2)) as participant, closing(sqlite3.connect(db)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(SinkUnavailable, match="did not let us commit: database is locked"):
@@ -126,11 +126,11 @@ def test_the_marker_of_a_prepared_batch_is_not_taken_for_a_committed_one(db: str
     sink = Sqlite(db, "orders")
     execute(db, "CREATE TABLE orders (id INTEGER PRIMARY KEY, text TEXT)")
     with started(sink) as participant:
-        prepare(participant, sink, attempt(0, 0), arrow(rows_of(1)))
+        prepare_one(participant, sink, attempt(0, 0), arrow(rows_of(1)))
         assert participant.recover().newest_batch is None
         with pytest.raises(BatchFailed, match="UNIQUE constraint failed"):
-            prepare(participant, sink, attempt(0, 1), arrow([(1, "a"), (1, "b")]))
-        again = prepare(participant, sink, attempt(0, 2), arrow(rows_of(1)))
+            prepare_one(participant, sink, attempt(0, 1), arrow([(1, "a"), (1, "b")]))
+        again = prepare_one(participant, sink, attempt(0, 2), arrow(rows_of(1)))
         assert participant.commit(again) is Outcome.COMMITTED
     assert query(db, "SELECT id FROM orders") == [(1,)]
 
@@ -138,7 +138,7 @@ def test_the_marker_of_a_prepared_batch_is_not_taken_for_a_committed_one(db: str
 def test_a_truncated_spool_file_is_gone(db: str) -> None:
     sink = Sqlite(db, "orders")
     with started(sink) as participant:
-        committable = prepare(participant, sink, attempt(), arrow(rows_of(*range(500))))
+        committable = prepare_one(participant, sink, attempt(), arrow(rows_of(*range(500))))
     path = sink.spool / f"{committable.branches[0]}.arrow"
     path.write_bytes(path.read_bytes()[:-100])
     with started(sink, context(2)) as participant:
@@ -152,7 +152,7 @@ def test_a_unique_violation_is_found_at_prepare_and_nothing_is_visible(db: str) 
     sink = Sqlite(db, "orders")
     with started(sink) as participant:
         with pytest.raises(BatchFailed) as caught:
-            prepare(participant, sink, attempt(), arrow(rows_of(1, 2)), arrow(rows_of(2)))
+            prepare_one(participant, sink, attempt(), arrow(rows_of(1, 2)), arrow(rows_of(2)))
         assert query(db, "SELECT * FROM orders") == []
         assert participant.recover().newest_batch is None
     assert str(caught.value) == (
@@ -166,7 +166,7 @@ def test_the_ledger_keeps_the_newest_markers(db: str) -> None:
     sink = Sqlite(db, "orders")
     with started(sink) as participant:
         for number in (0, 1, 1500):
-            participant.commit(prepare(participant, sink, attempt(number), arrow(rows_of(number))))
+            participant.commit(prepare_one(participant, sink, attempt(number), arrow(rows_of(number))))
     assert query(db, "SELECT pipeline, sink, batch, attempt, incarnation, rows, name FROM semel_ledger") == [
         (context().pipeline, sink.name, 1500, 0, 1, 1, "shop")
     ]
@@ -197,7 +197,7 @@ def test_upsert_refuses_a_null_key(db: str) -> None:
     sink = Sqlite(db, "orders", mode="upsert", key=("id",))
     batch = pa.RecordBatch.from_pylist([{"id": None, "text": "x"}], schema=TWO_COLUMNS)
     with started(sink) as participant, pytest.raises(BatchFailed, match=r"NOT NULL constraint failed: orders\.id"):
-        prepare(participant, sink, attempt(), batch)
+        prepare_one(participant, sink, attempt(), batch)
 
 
 @pytest.mark.parametrize("spelling", ["orders", "Orders"])

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import demo, run
+from semel.cli import demo, dev, run
 
 app = typer.Typer(
     help="Exactly-once from source to sink for PySpark Structured Streaming.",
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("demo")(demo.demo)
+app.add_typer(dev.app, name="dev")
 
 
 def _print_version(wanted: bool) -> None:

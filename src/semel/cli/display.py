@@ -47,8 +47,10 @@ def _serialized(hear: Hear) -> Hear:
 def tell_json(happening: Happening) -> None:
     """One line, flushed at once. A reader that went away does not stop the pipelines."""
     event = asdict(happening)
-    if not happening.error:
-        del event["error"]
+    for name in ("lag", "lag_by_partition", "warning", "error"):
+        # Only what there is: a pipeline without Kafka has no lag. A lag of 0 is one.
+        if event[name] is None or event[name] == "":
+            del event[name]
     with suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
@@ -58,7 +60,9 @@ def plain_line(happening: Happening) -> str:
     h = happening
     if h.event != "batch":
         return f"{h.at} {h.pipeline} {h.event}"
-    return f"{h.at} {h.pipeline} batch {h.batch} {h.how}, {h.rows} rows in {h.ms:.0f} ms"
+    lag = "" if h.lag is None else f", lag {h.lag}"
+    warning = f"; {h.warning}" if h.warning else ""
+    return f"{h.at} {h.pipeline} batch {h.batch} {h.how}, {h.rows} rows in {h.ms:.0f} ms{lag}{warning}"
 
 
 @dataclass
@@ -83,4 +87,8 @@ class LiveLine:
             return text.append(f" {h.event}", "red" if h.event == "failed" else "dim")
         per_s = h.rows / h.ms * 1000 if h.ms else 0.0
         text.append(f" batch {h.batch} ").append(h.how, COLOURS.get(h.how, ""))
-        return text.append(f" {h.rows} rows, {per_s:,.0f}/s").append(f", {age_s:.0f} s ago", "dim")
+        text.append(f" {h.rows} rows, {per_s:,.0f}/s")
+        if h.lag is not None:
+            text.append(f", lag {h.lag:,}")
+        text.append(f", {age_s:.0f} s ago", "dim")
+        return text.append(f" {h.warning}", "yellow") if h.warning else text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from semel.dev.jars import fetch, java, unavailable
+from semel.dev.ports import free_port
 from semel.errors import SemelError
 
 COORDINATE = "org.apache.hadoop:hadoop-client-minicluster:3.4.1"
@@ -39,14 +39,6 @@ def hdfs(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Iterat
         yield f"hdfs://127.0.0.1:{port}"
     finally:
         _end(server)
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _command(jars: list[Path], port: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semel.errors import SemelError
+from semel.sources.kafka import connector
 
 FETCH_TIMEOUT_S_MAX = 600
 STAMP = ".complete"
@@ -60,6 +62,17 @@ def fetch(coordinate: str, *, say: Callable[[str], None]) -> list[Path]:
         _retrieve(wanted, folder)
         say(f"fetched {len(_jars(folder))} jars in {time.monotonic() - began:.0f} s into {folder}")
     return _jars(folder)
+
+
+def connector_jars(*, say: Callable[[str], None]) -> list[Path]:
+    """What the installed PySpark lacks to read and write Kafka, for `spark.jars`."""
+    there = {_artifact(jar) for jar in _jars(pyspark_jars())}
+    return [jar for jar in fetch(connector(), say=say) if _artifact(jar) not in there]
+
+
+def _artifact(jar: Path) -> str:
+    """The name of a jar without its version."""
+    return re.sub(r"-\d[^-]*$", "", jar.stem)
 
 
 def cache_folder() -> Path:

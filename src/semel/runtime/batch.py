@@ -42,6 +42,7 @@ from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclea
 from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
 from semel.sinks.base import Context, Participant, StagedPart
+from semel.sources.lag import Lag
 
 #: Journals of this many checkpointed batches are kept for audits, as many as Spark keeps offsets of.
 BATCHES_KEPT = 100
@@ -77,6 +78,8 @@ class Report:
     attempt: int = 0
     staged: bool = True
     ms: Mapping[str, float] = field(default_factory=dict)
+    lag: Lag | None = None
+    warning: str = ""
 
 
 @dataclass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from semel.errors import ConfigError, Refused
 from semel.sinks.base import Sink
+from semel.sources.plan import PlannedSource, planned_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,6 +25,8 @@ REFUSED_OPTIONS = {
 REFUSED_SOURCE_OPTIONS = {
     ("failondataloss", "false"): "Spark then skips input that is gone without a word, which is loss",
 }
+
+ISOLATION_LEVEL = "kafka.isolation.level"
 
 REFUSED_TRIGGERS = {
     "continuous": "continuous processing has no micro-batches that could be decided",
@@ -85,35 +88,25 @@ def check_trigger(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def check_sources(plan: Any) -> None:
+def check_sources(plan: Any, guarantee: Guarantee) -> None:
     """Look at the options of each source in a streaming plan (a JVM LogicalPlan)."""
-    for leaf in _leaves(plan):
+    for source in planned_sources(plan):
         for (option, value), why in REFUSED_SOURCE_OPTIONS.items():
-            if str(_source_option(leaf, option)).lower() == value:
+            if source.options.get(option, "").lower() == value:
                 raise Refused(
                     f"The source option {option}={value} breaks the guarantee: {why}.",
                     remedy=f"Leave {option} out of the source.",
                 )
+        if guarantee == "exactly-once" and source.is_kafka:
+            check_isolation(source)
 
 
-def _leaves(plan: Any) -> Iterator[Any]:
-    leaves = plan.collectLeaves()
-    for index in range(leaves.size()):
-        yield leaves.apply(index)
-
-
-def _source_option(leaf: Any, option: str) -> str | None:
-    """An option of a source, whichever of Spark's relations it is; None for leaves that are not sources."""
-    kind = leaf.getClass().getSimpleName()
-    if kind == "StreamingRelationV2":
-        return cast("str | None", leaf.extraOptions().get(option))
-    if kind == "StreamingRelation":
-        found = leaf.dataSource().options()
-        return next((found.apply(k) for k in _keys(found) if k.lower() == option), None)
-    return None
-
-
-def _keys(scala_map: Any) -> Iterator[str]:
-    keys = scala_map.keysIterator()
-    while keys.hasNext():
-        yield keys.next()
+def check_isolation(source: PlannedSource) -> None:
+    """Kafka's own default is to hand out records of open and aborted transactions too."""
+    level = source.options.get(ISOLATION_LEVEL, "")
+    if level.lower() != "read_committed":
+        raise Refused(
+            f"The Kafka source has {ISOLATION_LEVEL}={level or 'read_uncommitted, by default'}: it would read records "
+            "of aborted transactions, which were never written once.",
+            remedy=f'Add .option("{ISOLATION_LEVEL}", "read_committed") to the source, or use semel.read_kafka(...).',
+        )

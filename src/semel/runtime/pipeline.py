@@ -101,7 +101,7 @@ class StreamWriter:
     def launch(self, listener: Listener | None = None) -> Running:
         """As `start`, with a handle that can stop between two batches. `listener` hears how each batch ended."""
         check_sinks(self.sinks)
-        check_sources(self.df._jdf.queryExecution().analyzed())
+        check_sources(self.df._jdf.queryExecution().analyzed(), self.guarantee)
         check_rows(self.df, self.sinks)
         spark = self.df.sparkSession
         checkpoint = Checkpoint(spark, self.checkpoint)

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -39,6 +39,9 @@ class Happening:
     rows: int = 0
     attempt: int = 0
     ms: float = 0.0
+    lag: int | None = None
+    lag_by_partition: Mapping[str, int] | None = None
+    warning: str = ""
     error: str = ""
     at: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
 
@@ -100,6 +103,9 @@ def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear) -> R
                 report.rows,
                 report.attempt,
                 round(sum(report.ms.values()), 1),
+                report.lag.records if report.lag else None,
+                report.lag.by_partition if report.lag else None,
+                report.warning,
             )
         )
 

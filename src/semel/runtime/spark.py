@@ -7,6 +7,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semel import failpoints
@@ -20,6 +21,8 @@ from semel.runtime.checks import Guarantee, check_options, check_sources
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import RETURNS, TaskWriter, decode_parts
 from semel.sinks.base import Sink, StagedPart
+from semel.sources.kafka_progress import KafkaProgress
+from semel.sources.plan import planned_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,6 +61,10 @@ class Checkpoint:
         except (OSError, StoreUnanswered) as error:
             raise CheckpointUnusable(f"The checkpoint folder {self.location} cannot be written: {error}.") from None
 
+    def offsets(self, batch: int) -> bytes | None:
+        """What Spark has planned a batch to read, as it stands in Spark's log."""
+        return self.store.read(f"offsets/{batch}")
+
     def next_batch(self) -> int:
         """The first batch that Spark has not checkpointed."""
         return max((int(name) for name in self.store.list("commits") if name.isdigit()), default=-1) + 1
@@ -84,6 +91,7 @@ class BatchFunction:
         self._busy = threading.Lock()
         self._run_id = ""
         self._coordinator: Coordinator | None = None
+        self._progress: KafkaProgress | None = None
 
     def begin(self, spark: SparkSession, location: str, query_id: PipelineId) -> None:
         """Claim and recover. Done before the query starts where its id is known, else at its first batch."""
@@ -104,7 +112,10 @@ class BatchFunction:
             self._coordinator = start_weaker(log, self.sinks, identity, checkpoint.store.describe())
 
     def end(self) -> None:
-        """Let go of the sinks."""
+        """Let go of the sinks, and of the broker that is told how far we came."""
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
@@ -133,11 +144,14 @@ class BatchFunction:
     def _work(self, df: DataFrame, batch_id: int) -> Report:
         query = RunningQuery(df)
         coordinator = self._coordinator_for(query, df)
+        progress = self._progress_of(query, df)
+        progress.began(batch_id)
         report = self._run(coordinator, df, batch_id)
         if not report.staged and plan_must_run(query):
             df.write.format("noop").mode("append").save()
         coordinator.tidy(batch_id)
-        return report
+        progress.ended(batch_id)
+        return replace(report, lag=progress.lag(batch_id), warning=progress.warning)
 
     def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
         def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
@@ -152,13 +166,19 @@ class BatchFunction:
     def _coordinator_for(self, query: RunningQuery, df: DataFrame) -> Coordinator:
         """The coordinator of this run; a restarted query is a new run and claims anew."""
         if self._coordinator is None or self._run_id not in ("", query.run_id):
-            query.refuse_what_breaks_the_guarantee()
+            query.refuse_what_breaks_the_guarantee(self.guarantee)
             check_rows(df, self.sinks)
             self.begin(df.sparkSession, query.checkpoint, query.id)
         self._run_id = query.run_id
         if self._coordinator is None:
             raise RuntimeError("begin() left no coordinator")
         return self._coordinator
+
+    def _progress_of(self, query: RunningQuery, df: DataFrame) -> KafkaProgress:
+        if self._progress is None:
+            checkpoint = Checkpoint(df.sparkSession, query.checkpoint)
+            self._progress = KafkaProgress(planned_sources(query.analyzed), checkpoint.offsets)
+        return self._progress
 
 
 class RunningQuery:
@@ -190,10 +210,14 @@ class RunningQuery:
     def plan(self) -> Any:
         return self._execution.lastExecution().logical()
 
-    def refuse_what_breaks_the_guarantee(self) -> None:
+    @property
+    def analyzed(self) -> Any:
+        return self._execution.analyzedPlan()
+
+    def refuse_what_breaks_the_guarantee(self, guarantee: Guarantee) -> None:
         if "Async" in self._execution.getClass().getSimpleName():
             check_options({"asyncProgressTrackingEnabled": "true"})
-        check_sources(self._execution.analyzedPlan())
+        check_sources(self.analyzed, guarantee)
 
 
 def plan_must_run(query: RunningQuery) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from semel.sinks.base import Sink
 from semel.sinks.files import Files
+from semel.sinks.kafka import Kafka
 from semel.sinks.memory import Memory
 from semel.sinks.sqlite import Sqlite
 
-SINKS: dict[str, type[Sink]] = {sink.kind: sink for sink in (Memory, Sqlite, Files)}
+SINKS: dict[str, type[Sink]] = {sink.kind: sink for sink in (Memory, Sqlite, Files, Kafka)}

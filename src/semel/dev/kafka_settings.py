@@ -1,0 +1,170 @@
+"""What the brokers of a local Kafka are told: one properties file each. Nothing here does I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from semel.errors import ConfigError
+
+CLIENT, INTERNAL, CONTROLLER = "CLIENT", "INTERNAL", "CONTROLLER"
+
+
+@dataclass(frozen=True)
+class Security:
+    """Clients say who they are (SASL PLAIN), and may do what an ACL allows them; super users may do everything."""
+
+    users: Mapping[str, str] = field(repr=False)
+    super_users: tuple[str, ...] = ("admin",)
+
+    def __post_init__(self) -> None:
+        for name in self.users:
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+                raise ConfigError(
+                    f"A Kafka user cannot be named {name!r}.", remedy="Use letters, digits, '.', '_', '-'."
+                )
+        without = [name for name in self.super_users if name not in self.users]
+        if without or not self.super_users:
+            raise ConfigError(
+                f"These super users have no password: {', '.join(without) or 'there is no super user at all'}.",
+                remedy="Name every super user, at least one, in `users` too: nobody else can make the first ACL.",
+            )
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where one broker listens. The last two are plain text even when clients must log in."""
+
+    client: int
+    internal: int
+    controller: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A cluster on paper."""
+
+    folder: Path
+    ports: tuple[Ports, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
+    security: Security | None = None
+    # The quick compiler and one collector start a broker with two thirds of the work. Over some million rows its
+    # throughput was no lower, but a benchmark should have the compiler that production has.
+    quick: bool = False
+    heap_mb: int = 512
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{ports.client}" for ports in self.ports)
+
+    def broker_folder(self, broker: int) -> Path:
+        return self.folder / f"broker-{broker}"
+
+    def data_folder(self, broker: int) -> Path:
+        return self.broker_folder(broker) / "data"
+
+    def settings(self, broker: int) -> Path:
+        return self.broker_folder(broker) / "server.properties"
+
+    def log(self, broker: int) -> Path:
+        return self.broker_folder(broker) / "broker.log"
+
+
+def properties_of(layout: Layout, broker: int) -> dict[str, str]:
+    """Everything one broker is told. What the caller asked for beats what we think best."""
+    chosen = {
+        **_identity(layout, broker),
+        **_replication(min(3, len(layout.ports))),
+        **_QUICK_ON_ONE_MACHINE,
+        **(_security(layout.security) if layout.security else {}),
+    }
+    return {**chosen, **layout.properties}
+
+
+def as_text(properties: Mapping[str, str]) -> str:
+    """A Java properties file."""
+    return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in properties.items())
+
+
+_QUICK_ON_ONE_MACHINE = {
+    # Few partitions: a coordinator loads each of them when it starts or takes over.
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "num.partitions": "1",
+    # A consumer group waits three seconds for more members before it hands out partitions, unless told not to.
+    "group.initial.rebalance.delay.ms": "0",
+    # A misspelt topic should fail in a test, not come to life.
+    "auto.create.topics.enable": "false",
+    # How often the broker looks for transactions that ran out of time; ten seconds by default.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    # A broker that was killed is let in again when its old session has ended; nine seconds by default.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "log.cleaner.enable": "true",
+}
+
+
+def _identity(layout: Layout, broker: int) -> dict[str, str]:
+    own = layout.ports[broker]
+    listeners = {CLIENT: own.client, INTERNAL: own.internal, CONTROLLER: own.controller}
+    protocols = {CLIENT: "SASL_PLAINTEXT" if layout.security else "PLAINTEXT"}
+    protocols |= {INTERNAL: "PLAINTEXT", CONTROLLER: "PLAINTEXT"}
+    voters = (f"{number}@127.0.0.1:{ports.controller}" for number, ports in enumerate(layout.ports))
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(broker),
+        "controller.quorum.voters": ",".join(voters),
+        "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in listeners.items()),
+        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+        "inter.broker.listener.name": INTERNAL,
+        "controller.listener.names": CONTROLLER,
+        "log.dirs": str(layout.data_folder(broker)),
+    }
+
+
+def _replication(copies: int) -> dict[str, str]:
+    enough = str(max(1, copies - 1))
+    return {
+        "default.replication.factor": str(copies),
+        "min.insync.replicas": enough,
+        "offsets.topic.replication.factor": str(copies),
+        "transaction.state.log.replication.factor": str(copies),
+        "transaction.state.log.min.isr": enough,
+        "share.coordinator.state.topic.replication.factor": str(copies),
+        "share.coordinator.state.topic.min.isr": enough,
+    }
+
+
+def _security(security: Security) -> dict[str, str]:
+    client = f"listener.name.{CLIENT.lower()}"
+    users = " ".join(f'user_{name}="{_quoted(password)}"' for name, password in security.users.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    supers = ["ANONYMOUS", *security.super_users]
+    return {
+        f"{client}.sasl.enabled.mechanisms": "PLAIN",
+        f"{client}.plain.sasl.jaas.config": f"{module} required {users};",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        # Whoever comes in by a plain text listener is anonymous: that is how brokers reach each other.
+        "super.users": ";".join(f"User:{name}" for name in supers),
+        "allow.everyone.if.no.acl.found": "false",
+    }
+
+
+def _quoted(text: str) -> str:
+    """As it stands between the quotes of a JAAS entry."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _escaped(text: str) -> str:
+    plain = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    # Java reads the file as Latin-1 and counts in UTF-16 units.
+    return re.sub(r"[^\x00-\x7f]", lambda found: _java_units(found.group()), plain)
+
+
+def _java_units(character: str) -> str:
+    return "".join(
+        f"\\u{high:02x}{low:02x}" for high, low in zip(*[iter(character.encode("utf-16-be"))] * 2, strict=True)
+    )

@@ -1,0 +1,422 @@
+"""Kafka: a true two-phase participant.
+
+A task writes its rows and its marker in one transaction and leaves it open: prepared. The driver reads the markers
+back, which proves that they are in the log and tells the producer id and epoch of each; it decides; then it ends every
+transaction with EndTxn. If it dies in between, the next driver reads the same markers and ends what the decision names.
+
+An answer that does not say what happened ("fenced", "unknown id", "invalid state") is never taken for success nor for
+failure: the marker tells. A transaction that the broker aborted, after its timeout for example, is *gone*, and the rows
+of that task alone are written again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from semel.errors import BatchFailed, ConfigError, Fenced, SinkUnavailable
+from semel.failpoints import failpoint
+from semel.ids import Attempt, Branch, PipelineId, parse_branch, to_sink_name
+from semel.kafka_options import hide_secrets, java_to_librdkafka
+from semel.protocol.events import Committable, Outcome
+from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.kafka_markers import Fate, Fence, MarkerLog, fence_record, marker_record, partition_of
+from semel.sinks.kafka_producers import id_pattern
+from semel.sinks.kafka_rows import check_columns
+from semel.sinks.kafka_topics import check_target, ensure_control_topic, write_record
+from semel.sinks.kafka_wire import Transaction, Wire
+from semel.sinks.kafka_writer import KafkaWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CONTROL_TOPIC = "semel-control"
+#: What a broker allows unless told otherwise (transaction.max.timeout.ms).
+TRANSACTION_TIMEOUT_MS = 900_000
+#: How often the driver looks for transactions that nobody will end: they hold up readers.
+SWEEP_EVERY_S = 10.0
+SETTLE_PAUSE_S = 0.05
+
+#: Settings that the guarantee depends on: setting -> (the values that keep it, what to use instead).
+FIXED = {
+    "transactional.id": ((), "transactional_id_prefix of the sink"),
+    "enable.idempotence": (("true",), "the default"),
+    "acks": (("all", "-1"), "the default"),
+    "request.required.acks": (("all", "-1"), "the default"),
+}
+
+#: Answers to EndTxn that do not say what became of the transaction (design page, section 2; FLINK-8086).
+AMBIGUOUS = frozenset(
+    {
+        "INVALID_TXN_STATE",
+        "INVALID_PRODUCER_EPOCH",
+        "PRODUCER_FENCED",
+        "INVALID_PRODUCER_ID_MAPPING",
+        "TRANSACTIONAL_ID_NOT_FOUND",
+        "UNKNOWN_PRODUCER_ID",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Kafka(Sink):
+    """`Kafka("127.0.0.1:9092", "orders")`: rows with the columns of Spark's own Kafka sink.
+
+    Without a `topic` the rows have a column of that name. `options` are Kafka's producer settings, with or without
+    Spark's prefix `kafka.`, for SASL and TLS as well. `transactional_id_prefix` must be this pipeline's alone; by
+    default it is made of its id. `transaction_timeout_ms` should exceed batch time plus restart time; when it does not,
+    nothing is lost, but rows are written again. `timeout_s` is how long to wait for a broker's answer.
+    """
+
+    servers: str
+    topic: str = ""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    transactional_id_prefix: str = ""
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    control_topic: str = CONTROL_TOPIC
+    timeout_s: float = 15.0
+
+    kind: ClassVar[str] = "kafka"
+    capabilities: ClassVar[Capabilities] = Capabilities(native_prepare=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.servers:
+            raise ConfigError(
+                "A Kafka sink needs the address of a broker.", remedy='Write Kafka("host:9092", "topic").'
+            )
+        if self.topic == self.control_topic:
+            raise ConfigError(f"The topic {self.topic} is semel's own: rows cannot go there.")
+        object.__setattr__(self, "options", dict(self.options))
+        for name, value in java_to_librdkafka(self.options).items():
+            allowed, instead = FIXED.get(name, ((value.lower(),), ""))
+            if value.lower() not in allowed:
+                raise ConfigError(f"The Kafka option {name}={value} breaks the guarantee.", remedy=f"Use {instead}.")
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.servers!r}, {self.topic!r}, options={hide_secrets(self.options)!r}, name={self.name!r})"
+
+    def default_name(self) -> str:
+        return to_sink_name(f"kafka_{self.topic}" if self.topic else "kafka")
+
+    def describe(self) -> str:
+        return f"Kafka topic {self.topic} at {self.servers}" if self.topic else f"Kafka at {self.servers}"
+
+    def prefix(self, pipeline: PipelineId) -> str:
+        """What every transactional id of this sink begins with."""
+        return f"{self.transactional_id_prefix or f'semel-{pipeline}'}-{self.name}"
+
+    def producer_settings(self) -> dict[str, str]:
+        """Settings of librdkafka. Rows land in the partitions that a Java producer would choose."""
+        return {
+            "linger.ms": "5",
+            "partitioner": "murmur2_random",
+            "delivery.timeout.ms": "120000",
+            # The writer itself waits when much is under way, so librdkafka's own limits are never met.
+            "queue.buffering.max.messages": "10000000",
+            "queue.buffering.max.kbytes": "2097151",
+            "batch.num.messages": "100000",
+            **java_to_librdkafka(self.options),
+            "bootstrap.servers": self.servers,
+            "acks": "all",
+            "enable.idempotence": "true",
+        }
+
+    def check(self, schema: pa.Schema) -> None:
+        check_columns(schema, topic=self.topic, target=self.describe())
+        check_target(self.servers, self.options, self.topic, self.timeout_s)
+
+    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+        return KafkaWriter(
+            branch,
+            self.producer_settings(),
+            topic=self.topic,
+            target=self.describe(),
+            prefix=self.prefix(branch.attempt.pipeline) if durable else "",
+            transaction_timeout_ms=self.transaction_timeout_ms,
+            control_topic=self.control_topic,
+        )
+
+    def participant(self, context: Context) -> Participant:
+        return _KafkaParticipant(self, context)
+
+
+class _KafkaParticipant(Participant):
+    def __init__(self, sink: Kafka, context: Context) -> None:
+        self.sink = sink
+        self.context = context
+        self.prefix = sink.prefix(context.pipeline)
+        self.wire = Wire(sink.servers, sink.options, sink.timeout_s)
+        self._ours = id_pattern(self.prefix).fullmatch
+        # Commits of several tasks run in threads of their own; one at a time reads the markers.
+        self._lock = threading.RLock()
+        self._log: MarkerLog | None = None
+        #: Branches that this driver prepared and has not asked to commit, and those that it has committed.
+        self._fresh: set[str] = set()
+        self._ended: set[str] = set()
+        self._nameless: list[str] = []
+        self._swept_at = time.monotonic()
+        self._tasks_are_copied = _speculation_is_on()
+
+    # Start ------------------------------------------------------------------------------------------------------------
+
+    def fence(self) -> None:
+        ensure_control_topic(self.sink.servers, self.sink.options, self.sink.control_topic, self.sink.timeout_s)
+        log = self._caught_up()
+        self._refuse_if_older(log)
+        self._refuse_a_taken_prefix(log)
+        self._refuse_what_the_broker_refuses()
+        key, value = fence_record(self._fence())
+        self._write(log.partition, key, value)
+        try:
+            # Somebody with the same prefix may have come between: then both give way.
+            self._refuse_a_taken_prefix(self._caught_up())
+        except ConfigError:
+            self._write(log.partition, key, None)
+            raise
+
+    def _write(self, partition: int, key: bytes, value: bytes | None) -> None:
+        """A record of the driver's own in the control topic."""
+        sink = self.sink
+        write_record(sink.producer_settings(), sink.control_topic, partition, key, value, sink.timeout_s)
+
+    def _fence(self) -> Fence:
+        c = self.context
+        return Fence(c.pipeline, self.sink.name, c.incarnation, c.name, self.sink.describe(), self.prefix)
+
+    def _refuse_if_older(self, log: MarkerLog) -> None:
+        known = log.fences.get((self.context.pipeline, self.sink.name))
+        if known is not None and known.incarnation > self.context.incarnation:
+            raise Fenced(
+                f"Incarnation {self.context.incarnation} is older than {known.incarnation}, "
+                f"which {self.sink.describe()} knows."
+            )
+
+    def _refuse_a_taken_prefix(self, log: MarkerLog) -> None:
+        for fence in log.fences.values():
+            if fence.prefix == self.prefix and fence.pipeline != self.context.pipeline:
+                raise ConfigError(
+                    f"The transactional id prefix {self.sink.transactional_id_prefix!r} belongs to pipeline "
+                    f"{fence.name!r} (query {fence.pipeline}) already: two that share it abort each other's batches.",
+                    remedy="Give each pipeline a transactional_id_prefix of its own, or none.",
+                )
+
+    def _refuse_what_the_broker_refuses(self) -> None:
+        """May we use these ids, and is the timeout allowed: asked with an id that no task uses."""
+        answer = self.wire.fence(f"{self.prefix}-probe", self.sink.transaction_timeout_ms)
+        if answer == "INVALID_TRANSACTION_TIMEOUT":
+            raise ConfigError(
+                f"{self.sink.describe()}: transaction_timeout_ms={self.sink.transaction_timeout_ms} is above what "
+                "the broker allows.",
+                remedy="Lower it, or raise transaction.max.timeout.ms of the brokers.",
+            )
+        if answer != "NO_ERROR":
+            raise ConfigError(
+                f"{self.sink.describe()} does not let us use transactional ids beginning with {self.prefix}: {answer}.",
+                remedy=f"Allow Write and Describe on transactional ids with the prefix {self.prefix}.",
+            )
+
+    def _caught_up(self) -> MarkerLog:
+        """The marker log, read to its end. Without a control topic it is empty, and is looked for again."""
+        with self._lock:
+            if self._log is None:
+                log = MarkerLog(self.sink.control_topic, partition_of(self.sink.name))
+                if not self.wire.partitions(self.sink.control_topic):
+                    return log
+                self._log = log
+            self._log.catch_up(self.wire)
+            return self._log
+
+    # One batch --------------------------------------------------------------------------------------------------------
+
+    def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        written = [p for p in parts if p.payload]
+        if not (self.context.marked or written):
+            # Below exactly-once the rows are visible already.
+            return (committable_for(self.sink.name, attempt, parts, {}),)
+        log = self._caught_up()
+        if self.context.marked:
+            self._refuse_if_older(log)
+        named = {str(p.branch): self._prepared(log, p) for p in written}
+        self._sweep_if_due(set(named), retried=any(p.payload["retried"] for p in written))
+        self._ended.clear()
+        self._fresh = {str(p.branch) for p in written if not self._is_visible_already(log, p.branch)}
+        empty = [p for p in parts if not p.payload]
+        committables = [
+            self._committable(attempt, [p], str(p.branch.task), _payload(named[str(p.branch)])) for p in written
+        ]
+        committables += [self._committable(attempt, [p], str(p.branch.task), {}) for p in empty]
+        if not written and self.context.marked:
+            # No task marks a batch without rows, so the driver does, when it commits.
+            committables.append(self._committable(attempt, [], "empty", {"mark": True}))
+        return tuple(committables)
+
+    def _committable(
+        self, attempt: Attempt, parts: Sequence[StagedPart], key: str, payload: Mapping[str, Any]
+    ) -> Committable:
+        """One per task: what is gone is written again alone."""
+        return committable_for(self.sink.name, attempt, parts, payload, key=f"{self.sink.name}/{key}")
+
+    def _prepared(self, log: MarkerLog, part: StagedPart) -> Transaction:
+        marker = log.markers.get(str(part.branch))
+        if marker is None or marker.transaction is None or marker.fate is not Fate.OPEN:
+            raise BatchFailed(
+                f"{self.sink.describe()}: the transaction of task {part.branch.task} in batch "
+                f"{part.branch.attempt.batch} vanished before the decision; did it take longer than "
+                f"transaction_timeout_ms={self.sink.transaction_timeout_ms}?"
+            )
+        return marker.transaction
+
+    def commit(self, committable: Committable) -> Outcome:
+        if committable.payload.get("mark"):
+            return self._mark_empty(committable)
+        if "id" not in committable.payload:
+            return Outcome.ALREADY_COMMITTED if self.context.marked else Outcome.COMMITTED
+        (name,) = committable.branches
+        if name in self._ended:
+            return Outcome.ALREADY_COMMITTED
+        if name in self._fresh:
+            # Prepared by this very driver and asked for the first time: nothing can be known yet.
+            self._fresh.discard(name)
+        elif (outcome := self._known_outcome(committable, name)) is not None:
+            return outcome
+        answer = self.wire.end(_transaction(committable.payload), commit=True)
+        failpoint("kafka.committed")
+        if answer == "NO_ERROR":
+            self._ended.add(name)
+            return Outcome.COMMITTED
+        if answer not in AMBIGUOUS:
+            raise SinkUnavailable(f"{self.sink.describe()} answered {answer} to the commit of {name}.")
+        return self._settle(committable, name, answer)
+
+    def _is_visible_already(self, log: MarkerLog, branch: Branch) -> bool:
+        """Whether the batch is past, or another branch has made the rows of this task visible."""
+        batch, task = branch.attempt.batch, branch.task
+        committed = (m.branch for m in log.of(self.context.pipeline, self.sink.name) if m.fate is Fate.COMMITTED)
+        return any(
+            b.attempt.batch > batch or (b.attempt.batch, b.task) == (batch, task) for b in committed if b != branch
+        )
+
+    def _known_outcome(self, committable: Committable, name: str) -> Outcome | None:
+        """What the markers say; None when the transaction is still to be ended."""
+        with self._lock:
+            log = self._caught_up()
+            marker = log.markers.get(name)
+            fate = marker.fate if marker else Fate.ABORTED
+            replaced = self.context.marked and self._is_visible_already(log, _branch(committable))
+        if fate is Fate.COMMITTED:
+            return Outcome.ALREADY_COMMITTED
+        if replaced:
+            self.wire.end(_transaction(committable.payload), commit=False)
+            return Outcome.ALREADY_COMMITTED
+        return Outcome.GONE if fate is Fate.ABORTED else None
+
+    def _settle(self, committable: Committable, name: str, answer: str) -> Outcome:
+        """The broker did not say what happened: wait until the marker does."""
+        deadline = time.monotonic() + self.sink.timeout_s
+        while time.monotonic() < deadline:
+            outcome = self._known_outcome(committable, name)
+            if outcome is not None:
+                return outcome
+            time.sleep(SETTLE_PAUSE_S)
+        raise SinkUnavailable(
+            f"{self.sink.describe()} answered {answer} to the commit of {name}, and its marker is still open.",
+        )
+
+    def _mark_empty(self, committable: Committable) -> Outcome:
+        log = self._caught_up()
+        batch = committable.attempt.batch
+        newest = log.newest_committed(self.context.pipeline, self.sink.name)
+        if newest is not None and newest >= batch:
+            return Outcome.ALREADY_COMMITTED
+        branch = Branch(committable.attempt, self.sink.name, 0, 0)
+        self._write(log.partition, *marker_record(branch, 0, ""))
+        failpoint("kafka.committed")
+        return Outcome.COMMITTED
+
+    # Leftovers --------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> Remains:
+        branches, self._nameless = self._leftovers()
+        if not self.context.marked:
+            return Remains(tuple(branches))
+        log = self._caught_up()
+        mine = self._fence()
+        namesakes = {
+            fence.pipeline
+            for fence in log.fences.values()
+            if (fence.name, fence.sink, fence.target) == (mine.name, mine.sink, mine.target)
+            and fence.pipeline != mine.pipeline
+            and log.newest_committed(fence.pipeline, fence.sink) is not None
+        }
+        newest = log.newest_committed(self.context.pipeline, self.sink.name)
+        return Remains(tuple(branches), newest, tuple(sorted(namesakes)))
+
+    def _leftovers(self) -> tuple[list[Branch], list[str]]:
+        """Open transactions of ours: the branches of those that are prepared, the ids of those that are not.
+
+        First the transactions, then the markers: what was prepared before we listed has its marker in the log by then.
+        """
+        listed = self.wire.open_transactions(lambda name: self._ours(name) is not None)
+        log = self._caught_up()
+        prepared = {
+            (m.transaction.id, m.transaction.producer_id): m.branch
+            for m in log.of(self.context.pipeline, self.sink.name)
+            if m.fate is Fate.OPEN and m.transaction is not None
+        }
+        named = [prepared[entry] for entry in listed if entry in prepared]
+        return sorted(named), [name for name, producer in listed if (name, producer) not in prepared]
+
+    def abort(self, branches: Iterable[Branch]) -> None:
+        """Roll back these, and what `recover` last found open and never prepared: no decision can name that."""
+        wanted = list(branches)
+        log = self._caught_up()
+        for branch in wanted:
+            marker = log.markers.get(str(branch))
+            if marker is not None and marker.transaction is not None and marker.fate is Fate.OPEN:
+                self.wire.end(marker.transaction, commit=False)
+        for name in self._nameless:
+            # Its task may still be writing: a new epoch ends the transaction and shuts the task out.
+            self.wire.fence(name, self.sink.transaction_timeout_ms)
+        self._nameless = []
+
+    def _sweep_if_due(self, named: set[str], *, retried: bool) -> None:
+        """End what tasks left behind that died or were copied. All tasks of this batch have ended by now."""
+        due = retried or self._tasks_are_copied
+        if not due and time.monotonic() - self._swept_at < SWEEP_EVERY_S:
+            return
+        self._swept_at = time.monotonic()
+        branches, self._nameless = self._leftovers()
+        mine = self.context.incarnation
+        self.abort(b for b in branches if str(b) not in named and b.attempt.incarnation <= mine)
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+def _payload(transaction: Transaction) -> dict[str, Any]:
+    return {"id": transaction.id, "producer_id": transaction.producer_id, "epoch": transaction.epoch}
+
+
+def _transaction(payload: Mapping[str, Any]) -> Transaction:
+    return Transaction(payload["id"], payload["producer_id"], payload["epoch"])
+
+
+def _branch(committable: Committable) -> Branch:
+    branch = parse_branch(committable.branches[0])
+    if branch is None:
+        raise ValueError(f"not the name of a branch: {committable.branches[0]}")
+    return branch
+
+
+def _speculation_is_on() -> bool:
+    """Whether Spark starts copies of slow tasks; of the one that loses, a transaction may be left over."""
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        return False
+    spark = SparkContext._active_spark_context
+    return spark is not None and spark.getConf().get("spark.speculation", "false") == "true"

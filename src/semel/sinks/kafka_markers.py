@@ -1,0 +1,193 @@
+"""The control topic: what it says, and how it is read.
+
+Each task writes one *marker* into it, inside the very transaction that carries the task's rows. So the fate of the
+marker is the fate of the rows, and whoever reads the topic raw, uncommitted records and ends of transactions included,
+learns all that recovery must know:
+
+    a marker, and no end after it            prepared: durable, invisible, still to be ended
+    a marker, then the end "commit"          its rows are visible
+    a marker, then the end "abort"           its rows are gone
+    no marker                                never prepared; no decision can name it
+
+The broker stamps each record with the producer id and the epoch that it accepted it from, which is what ending the
+transaction takes. A *fence* tells which incarnation of a pipeline is the newest, and whose the transactional ids are.
+
+The topic is compacted: the newest marker of each task stays, and a fence per pipeline and sink. A pipeline that is at
+batch N has committed everything before N, so older markers are not missed.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Protocol
+
+from semel.errors import NewerRecord
+from semel.ids import Branch, PipelineId, parse_branch
+from semel.sinks.kafka_wire import LogEnd, LogRecord, Slice, Transaction
+
+FORMAT = 1
+#: How many partitions the control topic has. Writers and readers must agree, so it never changes.
+PARTITIONS = 8
+#: A read that brings nothing this often in a row has come to the end of what is there.
+EMPTY_READS_MAX = 3
+
+
+class Fate(Enum):
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What a task left inside its transaction. `transaction` is None for a batch without rows: the driver marks it."""
+
+    branch: Branch
+    rows: int
+    transaction: Transaction | None
+    fate: Fate
+
+
+@dataclass(frozen=True)
+class Fence:
+    """The newest incarnation of a pipeline that writes through a sink, and the prefix of its transactional ids."""
+
+    pipeline: PipelineId
+    sink: str
+    incarnation: int
+    name: str
+    target: str
+    prefix: str
+
+
+# Records ------------------------------------------------------------------------------------------------------------
+
+
+def partition_of(sink: str) -> int:
+    """Where a sink's records lie. By its name only: pipelines that could be in each other's way must see each other."""
+    return zlib.crc32(sink.encode()) % PARTITIONS
+
+
+def marker_record(branch: Branch, rows: int, transactional_id: str) -> tuple[bytes, bytes]:
+    """Key and value. The key is the task's, so that compaction keeps its newest marker."""
+    who = branch.attempt.pipeline
+    key = f"marker/{who}/{branch.sink}/{branch.task if transactional_id else 'empty'}"
+    value = {"format": FORMAT, "branch": str(branch), "rows": rows, "id": transactional_id}
+    return key.encode(), json.dumps(value).encode()
+
+
+def fence_record(fence: Fence) -> tuple[bytes, bytes]:
+    value = {
+        "format": FORMAT,
+        "incarnation": fence.incarnation,
+        "name": fence.name,
+        "target": fence.target,
+        "prefix": fence.prefix,
+    }
+    return f"fence/{fence.pipeline}/{fence.sink}".encode(), json.dumps(value).encode()
+
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+
+class Readable(Protocol):
+    def read(self, topic: str, partition: int, offset: int) -> Slice: ...
+
+
+@dataclass
+class MarkerLog:
+    """One partition of the control topic, read as far as `position`. `catch_up` reads what has come since."""
+
+    topic: str
+    partition: int
+    position: int = 0
+    markers: dict[str, Marker] = field(default_factory=dict)
+    fences: dict[tuple[PipelineId, str], Fence] = field(default_factory=dict)
+    #: producer id -> the branches whose transaction has not ended yet.
+    _open: dict[int, list[str]] = field(default_factory=dict)
+    _by_task: dict[tuple[PipelineId, str, int], deque[str]] = field(default_factory=dict)
+
+    def catch_up(self, wire: Readable) -> None:
+        """Read to where the log ended when we began to read, or further."""
+        empty_reads, goal = 0, -1
+        while True:
+            found = wire.read(self.topic, self.partition, self.position)
+            goal = found.end if goal < 0 else goal
+            self.apply(found.entries)
+            empty_reads = 0 if found.next_offset > self.position else empty_reads + 1
+            self.position = max(self.position, found.next_offset)
+            if self.position >= goal or empty_reads >= EMPTY_READS_MAX:
+                return
+
+    def apply(self, entries: Iterable[LogRecord | LogEnd]) -> None:
+        for entry in entries:
+            if isinstance(entry, LogEnd):
+                self._end(entry)
+            elif entry.key is not None:
+                self._record(entry, entry.key.decode(errors="replace"), entry.value)
+
+    def _end(self, end: LogEnd) -> None:
+        """Transactions of one producer follow each other: its next end is the end of what it has open."""
+        fate = Fate.COMMITTED if end.committed else Fate.ABORTED
+        for name in self._open.pop(end.producer_id, ()):
+            self.markers[name] = replace(self.markers[name], fate=fate)
+
+    def _record(self, record: LogRecord, key: str, value: bytes | None) -> None:
+        kind, _, rest = key.partition("/")
+        if kind == "fence":
+            pipeline, _, sink = rest.partition("/")
+            self._fenced((PipelineId(pipeline), sink), value)
+        elif kind == "marker" and value is not None:
+            self._marked(record, _decoded(value))
+
+    def _fenced(self, who: tuple[PipelineId, str], value: bytes | None) -> None:
+        if value is None:
+            self.fences.pop(who, None)
+            return
+        said = _decoded(value)
+        if who not in self.fences or said["incarnation"] >= self.fences[who].incarnation:
+            self.fences[who] = Fence(*who, said["incarnation"], said["name"], said["target"], said["prefix"])
+
+    def _marked(self, record: LogRecord, said: Mapping[str, Any]) -> None:
+        branch = parse_branch(said["branch"])
+        if branch is None:
+            return
+        if not said["id"]:
+            self._remember(Marker(branch, said["rows"], None, Fate.COMMITTED))
+            return
+        transaction = Transaction(said["id"], record.producer_id, record.epoch)
+        self._remember(Marker(branch, said["rows"], transaction, Fate.OPEN))
+        self._open.setdefault(record.producer_id, []).append(str(branch))
+
+    def _remember(self, marker: Marker) -> None:
+        """As compaction does on the broker, a task's markers of batches long gone are forgotten here."""
+        branch, name = marker.branch, str(marker.branch)
+        self.markers[name] = marker
+        of_task = self._by_task.setdefault((branch.attempt.pipeline, branch.sink, branch.task), deque())
+        of_task.append(name)
+        while self._is_past(self.markers[of_task[0]], branch.attempt.batch):
+            del self.markers[of_task.popleft()]
+
+    @staticmethod
+    def _is_past(old: Marker, batch: int) -> bool:
+        return old.fate is not Fate.OPEN and old.branch.attempt.batch < batch - 1
+
+    # What it says -----------------------------------------------------------------------------------------------------
+
+    def of(self, pipeline: PipelineId, sink: str) -> Iterator[Marker]:
+        return (m for m in self.markers.values() if (m.branch.attempt.pipeline, m.branch.sink) == (pipeline, sink))
+
+    def newest_committed(self, pipeline: PipelineId, sink: str) -> int | None:
+        return max((m.branch.attempt.batch for m in self.of(pipeline, sink) if m.fate is Fate.COMMITTED), default=None)
+
+
+def _decoded(value: bytes) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(value)
+    if said["format"] > FORMAT:
+        raise NewerRecord(f"The control topic holds records of format {said['format']}; this semel knows {FORMAT}.")
+    return said

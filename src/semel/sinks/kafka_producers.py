@@ -1,0 +1,367 @@
+"""The producers of one worker process: initialised ahead of need, under transactional ids that nobody else uses.
+
+A transactional producer serves one branch and is dropped. So that no two transactions ever share a producer id and
+epoch (KAFKA-17754), each begins with InitProducerId, which takes some 60 ms, and half a second more where the
+transaction before it under the same id is still being ended. Therefore the next one is initialised in the background
+while the batch is decided, and under another id of the pool.
+
+**The pool of ids is fixed.** Brokers remember an id for a week, so there cannot be one per batch. A worker leases a
+slot of its machine, held by a file lock that the kernel releases however the worker ends, and numbers its ids in there:
+
+    <prefix>-<sink>-<machine>-<slot>-<number>
+
+An id may be used again once what it was used for last is settled: when a task of batch N runs, everything before N is.
+What each id was used for is written into the slot's file, because the next holder of the slot must know.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from semel.durable import create_file
+from semel.errors import MissingExtra
+from semel.sinks import librdkafka
+from semel.sinks.kafka_delivery import DeliveryFailed, Failure
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SLOTS_MAX = 10_000
+INIT_TIMEOUT_S = 60.0
+
+#: (batch, attempt): what an id was used for.
+Use = tuple[int, int]
+
+
+class Producer(Protocol):
+    """What both kinds of producers can do. `drop` sends nothing: an open transaction stays open."""
+
+    def init_transactions(self, timeout_s: float) -> None: ...
+    def begin_transaction(self) -> None: ...
+    def abort_transaction(self, timeout_s: float) -> None: ...
+    def send(self, topic: str, columns: Mapping[str, pa.Array], rows: int) -> None: ...
+    def send_one(self, topic: str, key: bytes, value: bytes, partition: int) -> None: ...
+    def flush(self, timeout_s: float) -> None: ...
+    def drop(self) -> None: ...
+
+
+class RowProducer:
+    """confluent-kafka's own producer: one Python call per row. It takes headers and timestamps."""
+
+    def __init__(self, conf: Mapping[str, str]) -> None:
+        from confluent_kafka import KafkaException
+        from confluent_kafka import Producer as ConfluentProducer
+
+        self._failures: list[Failure] = []
+        try:
+            self._real: Any = ConfluentProducer(
+                {**conf, "log_level": "2", "on_delivery": self._delivered, "delivery.report.only.error": True}
+            )
+        except KafkaException as error:
+            raise _failed(error) from None
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            size = len(message.value() or b"")
+            self._failures.append(
+                Failure(error.name(), error.str(), message.topic(), message.partition(), message.key(), size)
+            )
+
+    def init_transactions(self, timeout_s: float) -> None:
+        self._call(lambda: self._real.init_transactions(timeout_s))
+
+    def begin_transaction(self) -> None:
+        self._call(self._real.begin_transaction)
+
+    def abort_transaction(self, timeout_s: float) -> None:
+        self._call(lambda: self._real.abort_transaction(timeout_s))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        from confluent_kafka import KafkaException
+
+        try:
+            call()
+        except KafkaException as error:
+            raise _failed(error, self._failures) from None
+
+    def send(self, topic: str, columns: Mapping[str, pa.Array], rows: int) -> None:
+        from confluent_kafka import KafkaException
+
+        values = {name: _python_values(name, array) for name, array in columns.items()}
+        for index in range(rows):
+            row = {name: column[index] for name, column in values.items() if column[index] is not None}
+            try:
+                self._produce(topic, row)
+            except KafkaException as error:
+                raise _failed(error, (_of_row(error, topic, row), *self._failures)) from None
+        self._real.poll(0)
+        self._raise_failures()
+
+    def _produce(self, topic: str, row: dict[str, Any]) -> None:
+        while True:
+            try:
+                self._real.produce(topic, **row)
+                return
+            except BufferError:
+                # Limited by the time that librdkafka itself gives each row (delivery.timeout.ms).
+                self._real.poll(0.05)
+                self._raise_failures()
+
+    def send_one(self, topic: str, key: bytes, value: bytes, partition: int) -> None:
+        self._call(lambda: self._real.produce(topic, key=key, value=value, partition=partition))
+
+    def flush(self, timeout_s: float) -> None:
+        left = self._real.flush(timeout_s)
+        self._raise_failures()
+        if left:
+            raise DeliveryFailed(f"{left} rows were not acknowledged within {timeout_s:.0f} s", ())
+
+    def _raise_failures(self) -> None:
+        if self._failures:
+            raise DeliveryFailed(self._failures[0].text, tuple(self._failures))
+
+    def drop(self) -> None:
+        # Not close(): it would abort the transaction.
+        self._real = None
+
+
+def _python_values(name: str, array: pa.Array) -> list[Any]:
+    import pyarrow as pa
+
+    if name == "headers":
+        rows = array.to_pylist()
+        return [None if r is None else [(h["key"], h["value"]) for h in r] for r in rows]
+    if name == "timestamp":
+        return list(array.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).to_pylist())
+    return list(array.to_pylist())
+
+
+def _failed(error: Any, failures: Any = ()) -> DeliveryFailed:
+    first = error.args[0]
+    return DeliveryFailed(first.str(), tuple(failures) or (Failure(first.name(), first.str()),))
+
+
+def _of_row(error: Any, topic: str, row: Mapping[str, Any]) -> Failure:
+    first = error.args[0]
+    key, value = row.get("key"), row.get("value") or b""
+    key = key.encode() if isinstance(key, str) else key
+    return Failure(first.name(), first.str(), topic, row.get("partition", -1), key, len(value))
+
+
+def make_producer(conf: Mapping[str, str], *, by_row: bool) -> Producer:
+    """The quick kind where it can be had, unless rows need the other."""
+    try:
+        import confluent_kafka  # noqa: F401 - asked for here, so that its absence is said in our words
+    except ImportError:
+        raise MissingExtra("The Kafka sink needs confluent-kafka, which is not installed.", extra="kafka") from None
+    if by_row or librdkafka.load() is None:
+        return RowProducer(conf)
+    return librdkafka.NativeProducer(conf)
+
+
+# Transactional ids --------------------------------------------------------------------------------------------------
+
+
+class Lease:
+    """A slot of this machine's pool of ids under one prefix, ours for as long as the process lives."""
+
+    def __init__(self, prefix: str, folder: Path | None = None) -> None:
+        self.prefix = prefix
+        self._folder = folder or _private_folder(prefix)
+        machine = self._folder / "machine"
+        create_file(machine, uuid.uuid4().hex[:8].encode())
+        self._machine = machine.read_text()
+        self.slot, self._file = self._take_slot()
+        self.uses = self._read_uses()
+
+    def _take_slot(self) -> tuple[int, int]:
+        for slot in range(SLOTS_MAX):
+            file = os.open(self._folder / f"slot-{slot}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return slot, file
+            except BlockingIOError:
+                os.close(file)
+        raise RuntimeError(f"more than {SLOTS_MAX} processes write under the prefix {self.prefix}")
+
+    def _read_uses(self) -> dict[int, Use]:
+        try:
+            said = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
+            return {int(number): (batch, attempt) for number, (batch, attempt) in said.items()}
+        except (ValueError, TypeError):
+            # Cut short by a kill. An id that is taken in use too early costs a branch, which is then written again.
+            return {}
+
+    def transactional_id(self, number: int) -> str:
+        return f"{self.prefix}-{self._machine}-{self.slot}-{number}"
+
+    def free_number(self, use: Use) -> int:
+        """The first id whose last use is settled by the time that a task works on `use`."""
+        number = 0
+        while number in self.uses and self.uses[number] >= use:
+            number += 1
+        return number
+
+    def note(self, number: int, use: Use) -> None:
+        """Before the first row: whoever leases the slot after us must find it."""
+        self.uses[number] = use
+        content = json.dumps({str(n): u for n, u in self.uses.items()}).encode()
+        os.pwrite(self._file, content, 0)
+        os.ftruncate(self._file, len(content))
+
+    def release(self) -> None:
+        os.close(self._file)
+
+
+def _private_folder(prefix: str) -> Path:
+    """Of this user alone: in a folder that others can write to, a name can be taken by anybody."""
+    top = Path(tempfile.gettempdir()) / f"semel-{os.getuid()}"
+    top.mkdir(mode=0o700, exist_ok=True)
+    if top.is_symlink() or top.stat().st_uid != os.getuid():
+        raise PermissionError(f"{top} belongs to somebody else")
+    folder = top / hashlib.sha256(prefix.encode()).hexdigest()[:16]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def id_pattern(prefix: str) -> re.Pattern[str]:
+    """What the transactional ids under a prefix look like, and those of no other prefix."""
+    return re.compile(re.escape(prefix) + r"-[0-9a-f]{8}-[0-9]+-[0-9]+")
+
+
+@dataclass
+class Ready:
+    """A producer whose id has a fresh epoch, and which has no transaction yet."""
+
+    id: str
+    number: int
+    producer: Producer
+
+
+class Pool:
+    """The transactional producers of this process under one prefix, with one set of settings."""
+
+    def __init__(self, prefix: str, conf: Mapping[str, str], *, by_row: bool) -> None:
+        self.conf = dict(conf)
+        self.by_row = by_row
+        self.lease = Lease(prefix)
+        self._lock = threading.Lock()
+        self._warm: _Initialising | None = None
+
+    def take(self, use: Use) -> Ready:
+        """A producer for one branch: the one that was made ahead, or a new one."""
+        with self._lock:
+            warm, self._warm = self._warm, None
+            # One that was begun in the batch before may still be under way; two at a time would share an id.
+            ready = None if warm is None else warm.result()
+            if ready is not None and self.lease.uses.get(ready.number, (-1, -1)) >= use:
+                ready.producer.drop()
+                ready = None
+            if ready is None:
+                ready = self._make(self.lease.free_number(use))
+            self.lease.note(ready.number, use)
+            return ready
+
+    def warm_up(self, use: Use) -> None:
+        """Begin to make the next one. Called when a branch of `use` is prepared, so everything before it is settled."""
+        with self._lock:
+            if self._warm is None:
+                number = self.lease.free_number(use)
+                self._warm = _Initialising(lambda: self._make(number))
+                self._warm.start()
+
+    def settle(self) -> None:
+        """Wait until nothing is in the making."""
+        with self._lock:
+            if self._warm is not None:
+                self._warm.join()
+
+    def release(self) -> None:
+        with self._lock:
+            warm, self._warm = self._warm, None
+            ready = None if warm is None else warm.result()
+            if ready is not None:
+                ready.producer.drop()
+            self.lease.release()
+
+    def _make(self, number: int) -> Ready:
+        transactional_id = self.lease.transactional_id(number)
+        producer = make_producer({**self.conf, "transactional.id": transactional_id}, by_row=self.by_row)
+        try:
+            producer.init_transactions(INIT_TIMEOUT_S)
+        except BaseException:
+            producer.drop()
+            raise
+        return Ready(transactional_id, number, producer)
+
+
+class _Initialising(threading.Thread):
+    """A producer in the making. If it fails nobody is told: the next task makes its own, and says what is wrong."""
+
+    def __init__(self, make: Callable[[], Ready]) -> None:
+        super().__init__(name="semel-kafka-init", daemon=True)
+        self._make = make
+        self._made: Ready | None = None
+
+    def run(self) -> None:
+        with suppress(Exception):
+            self._made = self._make()
+
+    def result(self) -> Ready | None:
+        self.join()
+        return self._made
+
+
+_POOLS: dict[tuple[Any, ...], Pool] = {}
+_PLAIN: dict[tuple[Any, ...], Producer] = {}
+
+
+def pool_for(prefix: str, conf: Mapping[str, str], *, by_row: bool) -> Pool:
+    """The pool of this process. A worker that Spark uses again finds its producer made."""
+    key = (prefix, by_row, *sorted(conf.items()))
+    if key not in _POOLS:
+        _POOLS[key] = Pool(prefix, conf, by_row=by_row)
+    return _POOLS[key]
+
+
+def plain_producer(conf: Mapping[str, str], *, by_row: bool) -> Producer:
+    """The producer without transactions that this process keeps, for the weaker guarantees."""
+    key = (by_row, *sorted(conf.items()))
+    if key not in _PLAIN:
+        _PLAIN[key] = make_producer(conf, by_row=by_row)
+    return _PLAIN[key]
+
+
+def forget_plain_producer(conf: Mapping[str, str], *, by_row: bool) -> None:
+    """After a failure: what a producer still holds must not come with the rows of the next task."""
+    producer = _PLAIN.pop((by_row, *sorted(conf.items())), None)
+    if producer is not None:
+        producer.drop()
+
+
+def settle_all() -> None:
+    """Wait until no producer of this process is in the making."""
+    for pool in _POOLS.values():
+        pool.settle()
+
+
+def release_all() -> None:
+    """Let go of every producer and every slot of this process. A worker need not: the kernel does it."""
+    for pool in _POOLS.values():
+        pool.release()
+    for producer in _PLAIN.values():
+        producer.drop()
+    _POOLS.clear()
+    _PLAIN.clear()

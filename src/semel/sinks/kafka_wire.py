@@ -1,0 +1,321 @@
+"""The few requests of Kafka's protocol that librdkafka does not offer: the only module that knows kafka-python.
+
+A task leaves its transaction open; the driver ends it with EndTxn, from another process and over another connection.
+The broker asks for nothing but the transactional id, the producer id and the epoch. librdkafka speaks the transaction
+protocol from before KIP-890, so EndTxn stays below version 5 here, whose answer would move the epoch on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from semel.errors import ConfigError, MissingExtra, SinkUnavailable
+from semel.kafka_options import connection_options
+
+if TYPE_CHECKING:
+    from kafka.admin import KafkaAdminClient
+
+REQUEST_TIMEOUT_MS = 10_000
+RETRY_PAUSE_S = 0.02
+RETRY_PAUSE_S_MAX = 0.5
+FETCH_BYTES_MAX = 8 * 1024 * 1024
+END_TXN_VERSION_MAX = 4
+#: Topic names are in fetch requests up to this version, topic ids after it.
+FETCH_VERSION_MAX = 12
+
+#: Settings of librdkafka that change nothing about who we are and whom we trust.
+HARMLESS = frozenset(
+    {"ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list", "ssl.endpoint.identification.algorithm"}
+)
+LOGIN_REMEDY = "Correct the kafka.sasl.* options of the sink."
+ACL_REMEDY = "Allow it with an ACL (docs/sinks/kafka.md lists what the sink needs), then start the pipeline again."
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """A transaction of the broker's own. No two of ours ever share a producer id and epoch (KAFKA-17754)."""
+
+    id: str
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """One record as it lies in the log, of an open, a committed or an aborted transaction, or of none."""
+
+    offset: int
+    producer_id: int
+    epoch: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """The record with which the broker ends the transaction of a producer in this partition."""
+
+    offset: int
+    producer_id: int
+    committed: bool
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Part of a log. `next_offset` is where the next slice begins, `end` where the log ended when it was read."""
+
+    entries: Sequence[LogRecord | LogEnd]
+    next_offset: int
+    end: int
+
+
+class Wire:
+    """A connection to the brokers for the driver. Every call answers or raises within `timeout_s`."""
+
+    def __init__(self, servers: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        self.servers = servers
+        self.timeout_s = timeout_s
+        self._client = _connect(servers, options, timeout_s)
+        self._manager: Any = self._client._manager
+
+    def close(self) -> None:
+        self._client.close()
+
+    # Transactions -----------------------------------------------------------------------------------------------------
+
+    def end(self, transaction: Transaction, *, commit: bool) -> str:
+        """Ask the coordinator to commit or abort; its answer by name, "NO_ERROR" for done or done before."""
+        from kafka.protocol.producer.transaction import EndTxnRequest
+
+        async def ask() -> str:
+            request = EndTxnRequest(
+                transactional_id=transaction.id,
+                producer_id=transaction.producer_id,
+                producer_epoch=transaction.epoch,
+                committed=commit,
+                max_version=END_TXN_VERSION_MAX,
+            )
+            return _answer(await self._to_coordinator(transaction.id, request))
+
+        return self._until_answered(f"EndTxn of {transaction.id}", ask)
+
+    def fence(self, transactional_id: str, transaction_timeout_ms: int) -> str:
+        """Give the id a new epoch: what is open under it is aborted, and whoever had it can write no more."""
+        from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+        async def ask() -> str:
+            request = InitProducerIdRequest(
+                transactional_id=transactional_id,
+                transaction_timeout_ms=transaction_timeout_ms,
+                producer_id=-1,
+                producer_epoch=-1,
+                max_version=4,
+            )
+            return _answer(await self._to_coordinator(transactional_id, request))
+
+        return self._until_answered(f"InitProducerId of {transactional_id}", ask)
+
+    def open_transactions(self, ours: Callable[[str], bool]) -> list[tuple[str, int]]:
+        """The transactional ids and producer ids of what is open, of those ids that are ours."""
+        from kafka.protocol.admin.transactions import ListTransactionsRequest
+
+        async def ask() -> list[tuple[str, int]]:
+            found = []
+            for broker in self._manager.cluster.brokers():
+                request = ListTransactionsRequest(state_filters=["Ongoing"], producer_id_filters=[])
+                response = await self._manager.send(request, node_id=broker.node_id)
+                _raise_for(response.error_code)
+                found += [(t.transactional_id, t.producer_id) for t in response.transaction_states]
+            return sorted(entry for entry in found if ours(entry[0]))
+
+        return self._until_answered("ListTransactions", ask)
+
+    async def _to_coordinator(self, transactional_id: str, request: Any) -> Any:
+        """Send to the coordinator of the id. After any trouble the next look-up asks anew: it may have moved."""
+        from kafka.protocol.metadata import CoordinatorType
+
+        kind = CoordinatorType.TRANSACTION
+        try:
+            node = await self._client._find_coordinator_id(transactional_id, key_type=kind)
+            response = await self._manager.send(request, node_id=node)
+            if _error(response.error_code).retriable:
+                _raise_for(response.error_code)
+        except Exception:
+            self._manager.cluster._coordinators.pop((kind, transactional_id), None)
+            raise
+        return response
+
+    # Logs -------------------------------------------------------------------------------------------------------------
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions the topic has; none when it does not exist."""
+        return len(self._until_answered(f"Metadata of {topic}", lambda: self._leaders(topic)))
+
+    async def _leaders(self, topic: str) -> dict[int, int]:
+        """partition -> the broker that leads it."""
+        from kafka.protocol.metadata import MetadataRequest
+
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
+        response = await self._manager.send(
+            MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=9)
+        )
+        (found,) = response.topics
+        if _error(found.error_code).message == "UNKNOWN_TOPIC_OR_PARTITION":
+            return {}
+        _raise_for(found.error_code)
+        return {p.partition_index: p.leader_id for p in found.partitions}
+
+    def read(self, topic: str, partition: int, offset: int) -> Slice:
+        """Everything from an offset on, uncommitted records and the ends of transactions included."""
+        from kafka.errors import LeaderNotAvailableError
+
+        async def ask() -> Slice:
+            leader = (await self._leaders(topic)).get(partition)
+            if leader is None or leader < 0:
+                raise LeaderNotAvailableError(f"partition {partition} of {topic} has no leader")
+            response = await self._manager.send(_fetch(topic, partition, offset), node_id=leader)
+            _raise_for(response.error_code)
+            found = response.responses[0].partitions[0]
+            if _error(found.error_code).message == "OFFSET_OUT_OF_RANGE" and offset < found.log_start_offset:
+                return Slice((), found.log_start_offset, found.high_watermark)
+            _raise_for(found.error_code)
+            return _slice(found.records, offset, found.high_watermark)
+
+        return self._until_answered(f"Fetch of {topic}", ask)
+
+    # Asking again -----------------------------------------------------------------------------------------------------
+
+    def _until_answered(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until there is an answer that means something. Asking twice is safe for every request in here."""
+        from kafka.errors import KafkaError
+
+        deadline, pause_s = time.monotonic() + self.timeout_s, RETRY_PAUSE_S
+        while True:
+            try:
+                answer: T = self._manager.run(ask)
+                return answer
+            except KafkaError as error:
+                _raise_unless_transient(what, self.servers, error)
+                if time.monotonic() + pause_s > deadline:
+                    raise SinkUnavailable(f"Kafka at {self.servers} gave no answer to {what}: {error}.") from error
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, RETRY_PAUSE_S_MAX)
+
+
+def to_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of librdkafka that say how to reach the brokers, in kafka-python's words."""
+    words = {
+        "security.protocol": "security_protocol",
+        "sasl.mechanism": "sasl_mechanism",
+        "sasl.username": "sasl_plain_username",
+        "sasl.password": "sasl_plain_password",
+        "sasl.kerberos.service.name": "sasl_kerberos_service_name",
+        "ssl.ca.location": "ssl_cafile",
+        "ssl.certificate.location": "ssl_certfile",
+        "ssl.key.location": "ssl_keyfile",
+        "ssl.key.password": "ssl_password",
+    }
+    found: dict[str, Any] = {words[name]: value for name, value in options.items() if name in words}
+    if "security_protocol" in found:
+        found["security_protocol"] = found["security_protocol"].upper()
+    if options.get("ssl.endpoint.identification.algorithm") == "none":
+        found["ssl_check_hostname"] = False
+    unknown = sorted(n for n in options if n.startswith(("sasl.", "ssl.")) and n not in words and n not in HARMLESS)
+    if unknown:
+        raise ConfigError(
+            f"The Kafka sink's control path cannot do what {', '.join(unknown)} says.",
+            remedy="Log in by PLAIN or SCRAM, and name certificates as PEM files: ssl.ca.location and so on.",
+        )
+    return found
+
+
+def _connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> KafkaAdminClient:
+    try:
+        from kafka.admin import KafkaAdminClient
+        from kafka.errors import KafkaError
+    except ImportError:
+        raise MissingExtra("The Kafka sink needs kafka-python, which is not installed.", extra="kafka") from None
+    try:
+        return KafkaAdminClient(
+            bootstrap_servers=[server.strip() for server in servers.split(",")],
+            client_id="semel-driver",
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            bootstrap_timeout_ms=int(timeout_s * 1000),
+            reconnect_backoff_max_ms=1000,
+            **to_kafka_python(connection_options(options)),
+        )
+    except KafkaError as error:
+        _raise_unless_transient("the connection", servers, error)
+        raise SinkUnavailable(f"Kafka at {servers} cannot be reached: {error}.") from None
+
+
+# What brokers answer ------------------------------------------------------------------------------------------------
+
+
+def _error(code: int) -> Any:
+    from kafka.errors import for_code
+
+    return for_code(code)
+
+
+def _answer(response: Any) -> str:
+    """The name of an answer, such as NO_ERROR or INVALID_PRODUCER_EPOCH."""
+    return str(_error(response.error_code).message)
+
+
+def _raise_for(code: int) -> None:
+    if code:
+        raise _error(code)()
+
+
+def _raise_unless_transient(what: str, servers: str, error: Any) -> None:
+    """A refusal is final; so is whatever neither the network nor a moving coordinator can have caused."""
+    from kafka.errors import AuthorizationError, SaslAuthenticationFailedError, UnknownBrokerIdError
+
+    if isinstance(error, SaslAuthenticationFailedError):
+        raise ConfigError(f"Kafka at {servers} refused the login: {error}.", remedy=LOGIN_REMEDY) from None
+    if isinstance(error, AuthorizationError):
+        raise ConfigError(f"Kafka at {servers} does not allow {what}: {error}.", remedy=ACL_REMEDY) from None
+    if not (error.retriable or isinstance(error, UnknownBrokerIdError)):
+        raise SinkUnavailable(f"Kafka at {servers} refused {what}: {error}.") from error
+
+
+def _fetch(topic: str, partition: int, offset: int) -> Any:
+    from kafka.protocol.consumer.fetch import FetchRequest
+
+    wanted = FetchRequest.FetchTopic.FetchPartition(
+        partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES_MAX
+    )
+    return FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=FETCH_BYTES_MAX,
+        isolation_level=0,
+        topics=[FetchRequest.FetchTopic(topic=topic, partitions=[wanted])],
+        max_version=FETCH_VERSION_MAX,
+    )
+
+
+def _slice(records: bytes | None, offset: int, end: int) -> Slice:
+    """What a fetch brought. A batch may begin before the offset that was asked for."""
+    from kafka.record import MemoryRecords
+
+    entries: list[LogRecord | LogEnd] = []
+    next_offset = offset
+    for batch in MemoryRecords(records or b""):
+        entries += (entry for entry in _entries(batch) if entry.offset >= offset)
+        next_offset = batch.next_offset
+    return Slice(entries, max(next_offset, offset), end)
+
+
+def _entries(batch: Any) -> Iterator[LogRecord | LogEnd]:
+    for record in batch:
+        if batch.is_control_batch:
+            yield LogEnd(record.offset, batch.producer_id, bool(record.commit))
+        else:
+            yield LogRecord(record.offset, batch.producer_id, batch.producer_epoch, record.key, record.value)

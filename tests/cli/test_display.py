@@ -1,0 +1,49 @@
+"""What `semel run` shows of lag and warnings: nothing where there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from semel.cli.display import LiveLine, plain_line, tell_json
+from semel.runtime.runner import Happening
+
+PLAIN = Happening("batch", "orders", 17, "committed", 200, 0, 100.0, at="now")
+LAGGING = replace(PLAIN, lag=1200, lag_by_partition={"orders-0": 1200, "orders-1": 0})
+WARNED = replace(PLAIN, warning="The offsets of batch 16 did not reach the broker.")
+
+
+def told(happening: Happening, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    tell_json(happening)
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json_has_lag_and_warning_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(told(PLAIN, capsys)) == {"event", "pipeline", "batch", "how", "rows", "attempt", "ms", "at"}
+    lagging = told(LAGGING, capsys)
+    assert (lagging["lag"], lagging["lag_by_partition"]) == (1200, {"orders-0": 1200, "orders-1": 0})
+    assert told(replace(PLAIN, lag=0, lag_by_partition={}), capsys)["lag"] == 0
+    assert told(WARNED, capsys)["warning"] == WARNED.warning
+
+
+def test_a_plain_line_has_them_too() -> None:
+    assert plain_line(PLAIN) == "now orders batch 17 committed, 200 rows in 100 ms"
+    assert plain_line(LAGGING) == "now orders batch 17 committed, 200 rows in 100 ms, lag 1200"
+    assert plain_line(WARNED) == f"now orders batch 17 committed, 200 rows in 100 ms; {WARNED.warning}"
+
+
+@pytest.mark.parametrize(
+    ("happening", "expected"),
+    [
+        (PLAIN, "orders batch 17 committed 200 rows, 2,000/s, 0 s ago"),
+        (LAGGING, "orders batch 17 committed 200 rows, 2,000/s, lag 1,200, 0 s ago"),
+        (WARNED, f"orders batch 17 committed 200 rows, 2,000/s, 0 s ago {WARNED.warning}"),
+    ],
+)
+def test_the_live_line_has_them_too(happening: Happening, expected: str) -> None:
+    line = LiveLine(clock=lambda: 5.0)
+    line.hear(happening)
+    assert line.render().plain == expected
