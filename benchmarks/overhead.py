@@ -28,12 +28,12 @@ GUARANTEES = ("exactly-once", "at-least-once")
 WARM_UP_BATCHES = 20
 
 
-def session() -> SparkSession:
+def session(*more: tuple[str, str]) -> SparkSession:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    conf = SparkConf().setMaster("local[2]").setAll([*DEFAULTS.items(), *LOOPBACK.items()])
+    conf = SparkConf().setMaster("local[2]").setAll([*DEFAULTS.items(), *LOOPBACK.items(), *more])
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark

@@ -113,8 +113,12 @@ class Kafka(Sink):
         """Settings of librdkafka. Rows land in the partitions that a Java producer would choose."""
         return {
             "linger.ms": "5",
+            # A fresh connection is wanted at once; after failures the pause doubles each time, up to ten seconds.
+            "reconnect.backoff.ms": "1",
             "partitioner": "murmur2_random",
             "delivery.timeout.ms": "120000",
+            # A topic that was created a moment ago may be unknown to a broker for so long.
+            "topic.metadata.propagation.max.ms": "5000",
             # The writer itself waits when much is under way, so librdkafka's own limits are never met.
             "queue.buffering.max.messages": "10000000",
             "queue.buffering.max.kbytes": "2097151",

@@ -1,9 +1,9 @@
 """The producers of one worker process: initialised ahead of need, under transactional ids that nobody else uses.
 
 A transactional producer serves one branch and is dropped. So that no two transactions ever share a producer id and
-epoch (KAFKA-17754), each begins with InitProducerId, which takes some 60 ms, and half a second more where the
-transaction before it under the same id is still being ended. Therefore the next one is initialised in the background
-while the batch is decided, and under another id of the pool.
+epoch (KAFKA-17754), each begins with InitProducerId, which takes some 20 ms, and half a second more where the
+transaction before it under the same id is still being ended. Therefore the next ones are initialised in the background
+while the batch is decided, and under other ids of the pool.
 
 **The pool of ids is fixed.** Brokers remember an id for a week, so there cannot be one per batch. A worker leases a
 slot of its machine, held by a file lock that the kernel releases however the worker ends, and numbers its ids in there:
@@ -24,9 +24,11 @@ import re
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,6 +50,7 @@ Use = tuple[int, int]
 class Producer(Protocol):
     """What both kinds of producers can do. `drop` sends nothing: an open transaction stays open."""
 
+    def learn(self, topics: Sequence[str]) -> None: ...
     def init_transactions(self, timeout_s: float) -> None: ...
     def begin_transaction(self) -> None: ...
     def abort_transaction(self, timeout_s: float) -> None: ...
@@ -79,6 +82,10 @@ class RowProducer:
                 Failure(error.name(), error.str(), message.topic(), message.partition(), message.key(), size)
             )
 
+    def learn(self, topics: Sequence[str]) -> None:
+        for topic in topics:
+            self._call(partial(self._real.list_topics, topic, INIT_TIMEOUT_S))
+
     def init_transactions(self, timeout_s: float) -> None:
         self._call(lambda: self._real.init_transactions(timeout_s))
 
@@ -88,7 +95,7 @@ class RowProducer:
     def abort_transaction(self, timeout_s: float) -> None:
         self._call(lambda: self._real.abort_transaction(timeout_s))
 
-    def _call(self, call: Callable[[], None]) -> None:
+    def _call(self, call: Callable[[], object]) -> None:
         from confluent_kafka import KafkaException
 
         try:
@@ -207,12 +214,9 @@ class Lease:
     def transactional_id(self, number: int) -> str:
         return f"{self.prefix}-{self._machine}-{self.slot}-{number}"
 
-    def free_number(self, use: Use) -> int:
-        """The first id whose last use is settled by the time that a task works on `use`."""
-        number = 0
-        while number in self.uses and self.uses[number] >= use:
-            number += 1
-        return number
+    def is_free(self, number: int, use: Use) -> bool:
+        """Whether what the id was used for last is settled by the time that a task works on `use`."""
+        return self.uses.get(number, (-1, -1)) < use
 
     def note(self, number: int, use: Use) -> None:
         """Before the first row: whoever leases the slot after us must find it."""
@@ -251,55 +255,80 @@ class Ready:
 
 
 class Pool:
-    """The transactional producers of this process under one prefix, with one set of settings."""
+    """The transactional producers of this process under one prefix, with one set of settings.
 
-    def __init__(self, prefix: str, conf: Mapping[str, str], *, by_row: bool) -> None:
+    It keeps as many ready as the process needed for its last batch: Spark may run several tasks here, one by one.
+    """
+
+    def __init__(self, prefix: str, conf: Mapping[str, str], *, topics: Sequence[str], by_row: bool) -> None:
         self.conf = dict(conf)
+        self.topics = tuple(topics)
         self.by_row = by_row
         self.lease = Lease(prefix)
         self._lock = threading.Lock()
-        self._warm: _Initialising | None = None
+        self._warm: list[_Initialising] = []
+        self._use: Use = (-1, -1)
+        self._taken = self._taken_before = 0
 
     def take(self, use: Use) -> Ready:
-        """A producer for one branch: the one that was made ahead, or a new one."""
+        """A producer for one branch: one that was made ahead, or a new one."""
         with self._lock:
-            warm, self._warm = self._warm, None
-            # One that was begun in the batch before may still be under way; two at a time would share an id.
-            ready = None if warm is None else warm.result()
-            if ready is not None and self.lease.uses.get(ready.number, (-1, -1)) >= use:
-                ready.producer.drop()
-                ready = None
+            self._count(use)
+            ready = self._take_warm(use)
             if ready is None:
-                ready = self._make(self.lease.free_number(use))
+                ready = self._make(self._free_number(use))
             self.lease.note(ready.number, use)
             return ready
 
+    def _count(self, use: Use) -> None:
+        if use != self._use:
+            self._use, self._taken_before, self._taken = use, self._taken, 0
+        self._taken += 1
+
+    def _take_warm(self, use: Use) -> Ready | None:
+        """The first that is done, else the first that is under way."""
+        while self._warm:
+            warm = next((w for w in self._warm if not w.is_alive()), self._warm[0])
+            self._warm.remove(warm)
+            ready = warm.result()
+            if ready is not None and self.lease.is_free(ready.number, use):
+                return ready
+            if ready is not None:
+                ready.producer.drop()
+        return None
+
     def warm_up(self, use: Use) -> None:
-        """Begin to make the next one. Called when a branch of `use` is prepared, so everything before it is settled."""
+        """Begin to make the next ones. Called when a branch of `use` is prepared: everything before it is settled."""
         with self._lock:
-            if self._warm is None:
-                number = self.lease.free_number(use)
-                self._warm = _Initialising(lambda: self._make(number))
-                self._warm.start()
+            while len(self._warm) < max(self._taken, self._taken_before, 1):
+                number = self._free_number(use)
+                self._warm.append(_Initialising(number, self._make))
+                self._warm[-1].start()
+
+    def _free_number(self, use: Use) -> int:
+        """The first id whose last use is settled, and which nobody is making ready."""
+        being_made = {w.number for w in self._warm}
+        return next(n for n in count() if n not in being_made and self.lease.is_free(n, use))
 
     def settle(self) -> None:
         """Wait until nothing is in the making."""
         with self._lock:
-            if self._warm is not None:
-                self._warm.join()
+            for warm in self._warm:
+                warm.join()
 
     def release(self) -> None:
         with self._lock:
-            warm, self._warm = self._warm, None
-            ready = None if warm is None else warm.result()
-            if ready is not None:
-                ready.producer.drop()
+            for ready in [warm.result() for warm in self._warm]:
+                if ready is not None:
+                    ready.producer.drop()
+            self._warm.clear()
             self.lease.release()
 
     def _make(self, number: int) -> Ready:
         transactional_id = self.lease.transactional_id(number)
         producer = make_producer({**self.conf, "transactional.id": transactional_id}, by_row=self.by_row)
         try:
+            producer.learn(self.topics)
             producer.init_transactions(INIT_TIMEOUT_S)
         except BaseException:
             producer.drop()
@@ -310,14 +339,15 @@ class Pool:
 class _Initialising(threading.Thread):
     """A producer in the making. If it fails nobody is told: the next task makes its own, and says what is wrong."""
 
-    def __init__(self, make: Callable[[], Ready]) -> None:
+    def __init__(self, number: int, make: Callable[[int], Ready]) -> None:
         super().__init__(name="semel-kafka-init", daemon=True)
+        self.number = number
         self._make = make
         self._made: Ready | None = None
 
     def run(self) -> None:
         with suppress(Exception):
-            self._made = self._make()
+            self._made = self._make(self.number)
 
     def result(self) -> Ready | None:
         self.join()
@@ -328,11 +358,11 @@ _POOLS: dict[tuple[Any, ...], Pool] = {}
 _PLAIN: dict[tuple[Any, ...], Producer] = {}
 
 
-def pool_for(prefix: str, conf: Mapping[str, str], *, by_row: bool) -> Pool:
-    """The pool of this process. A worker that Spark uses again finds its producer made."""
-    key = (prefix, by_row, *sorted(conf.items()))
+def pool_for(prefix: str, conf: Mapping[str, str], *, topics: Sequence[str], by_row: bool) -> Pool:
+    """The pool of this process. A worker that Spark uses again finds its producers made."""
+    key = (prefix, by_row, tuple(topics), *sorted(conf.items()))
     if key not in _POOLS:
-        _POOLS[key] = Pool(prefix, conf, by_row=by_row)
+        _POOLS[key] = Pool(prefix, conf, topics=topics, by_row=by_row)
     return _POOLS[key]
 
 

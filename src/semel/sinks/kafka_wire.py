@@ -7,6 +7,8 @@ protocol from before KIP-890, so EndTxn stays below version 5 here, whose answer
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.kafka_options import connection_options
+from semel.sinks.kafka_reach import ACL_REMEDY, LOGIN_REMEDY, Reach
 
 if TYPE_CHECKING:
     from kafka.admin import KafkaAdminClient
@@ -30,8 +33,6 @@ FETCH_VERSION_MAX = 12
 HARMLESS = frozenset(
     {"ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list", "ssl.endpoint.identification.algorithm"}
 )
-LOGIN_REMEDY = "Correct the kafka.sasl.* options of the sink."
-ACL_REMEDY = "Allow it with an ACL (docs/sinks/kafka.md lists what the sink needs), then start the pipeline again."
 
 T = TypeVar("T")
 
@@ -197,7 +198,7 @@ class Wire:
         deadline, pause_s = time.monotonic() + self.timeout_s, RETRY_PAUSE_S
         while True:
             try:
-                answer: T = self._manager.run(ask)
+                answer: T = self._manager.run(self._within, ask, deadline - time.monotonic())
                 return answer
             except KafkaError as error:
                 _raise_unless_transient(what, self.servers, error)
@@ -205,6 +206,11 @@ class Wire:
                     raise SinkUnavailable(f"Kafka at {self.servers} gave no answer to {what}: {error}.") from error
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_PAUSE_S_MAX)
+
+    async def _within(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """One asking may take several requests, each with a limit of its own."""
+        answer: T = await self._manager.wait_for(self._manager.call_soon(ask), max(1, int(seconds * 1000)))
+        return answer
 
 
 def to_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
@@ -239,15 +245,22 @@ def _connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> Kafk
         from kafka.admin import KafkaAdminClient
         from kafka.errors import KafkaError
     except ImportError:
+        other = getattr(sys.modules.get("kafka"), "__file__", None)
+        if other is not None:
+            raise ConfigError(f"{other} hides the library kafka-python.", remedy="Give it another name.") from None
         raise MissingExtra("The Kafka sink needs kafka-python, which is not installed.", extra="kafka") from None
+    settings = to_kafka_python(connection_options(options))
+    # kafka-python tells nobody why it cannot connect; and at level DEBUG it tells its log the password.
+    Reach(servers, options).metadata("", timeout_s)
+    logging.getLogger("kafka.admin.client").setLevel(logging.INFO)
     try:
         return KafkaAdminClient(
             bootstrap_servers=[server.strip() for server in servers.split(",")],
             client_id="semel-driver",
-            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            request_timeout_ms=min(REQUEST_TIMEOUT_MS, int(timeout_s * 1000)),
             bootstrap_timeout_ms=int(timeout_s * 1000),
             reconnect_backoff_max_ms=1000,
-            **to_kafka_python(connection_options(options)),
+            **settings,
         )
     except KafkaError as error:
         _raise_unless_transient("the connection", servers, error)

@@ -60,6 +60,7 @@ class KafkaWriter(Writer):
         if prefix:
             self._settings["transaction.timeout.ms"] = str(transaction_timeout_ms)
         self._by_row = False
+        self._topics = (control_topic, topic) if topic else (control_topic,)
         self._pool: Pool | None = None
         self._ready: Ready | None = None
         self._plain: Producer | None = None
@@ -91,7 +92,7 @@ class KafkaWriter(Writer):
         if not self.prefix:
             self._plain = plain_producer(self._settings, by_row=self._by_row)
             return self._plain
-        self._pool = pool_for(self.prefix, self._settings, by_row=self._by_row)
+        self._pool = pool_for(self.prefix, self._settings, topics=self._topics, by_row=self._by_row)
         self._ready = self._pool.take(self._use)
         self._ready.producer.begin_transaction()
         return self._ready.producer

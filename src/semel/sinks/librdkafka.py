@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ PRODUCER = 0
 EVENT_DR, EVENT_ERROR, EVENT_STATS = 0x1, 0x8, 0x20
 COPY, PER_ROW_PARTITION = 0x2, 0x8
 UNASSIGNED = -1
+UNKNOWN_PARTITION = -190
 ERROR_TEXT_BYTES = 512
 ROWS_PER_CALL = 10_000
 #: How much may wait to be sent before the task waits, too.
@@ -34,6 +35,10 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 WAITING_ROWS_MIN, WAITING_ROWS_MAX = 1_000, 400_000
 FAILURES_KEPT = 20
 METADATA_TIMEOUT_MS = 30_000
+#: How long a topic that was just created may be unknown to brokers; librdkafka's own setting and default.
+PROPAGATION = ("topic.metadata.propagation.max.ms", "30000")
+PROPAGATION_PAUSE_S = 0.1
+NOT_KNOWN_YET = frozenset({"UNKNOWN_TOPIC_OR_PART", "LEADER_NOT_AVAILABLE"})
 
 
 class Message(ctypes.Structure):
@@ -49,6 +54,23 @@ class Message(ctypes.Structure):
         ("key_len", c_size_t),
         ("offset", ctypes.c_int64),
         ("private", c_void_p),
+    )
+
+
+class TopicMetadata(ctypes.Structure):
+    """`rd_kafka_metadata_topic`."""
+
+    _fields_ = (("topic", c_char_p), ("partition_cnt", c_int), ("partitions", c_void_p), ("err", c_int))
+
+
+class Metadata(ctypes.Structure):
+    """`rd_kafka_metadata`, as far as it is read here."""
+
+    _fields_ = (
+        ("broker_cnt", c_int),
+        ("brokers", c_void_p),
+        ("topic_cnt", c_int),
+        ("topics", POINTER(TopicMetadata)),
     )
 
 
@@ -81,8 +103,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rd_kafka_event_error": (c_int, (c_void_p,)),
     "rd_kafka_event_error_string": (c_char_p, (c_void_p,)),
     "rd_kafka_event_destroy": (None, (c_void_p,)),
-    "rd_kafka_metadata": (c_int, (c_void_p, c_int, c_void_p, POINTER(c_void_p), c_int)),
-    "rd_kafka_metadata_destroy": (None, (c_void_p,)),
+    "rd_kafka_metadata": (c_int, (c_void_p, c_int, c_void_p, POINTER(POINTER(Metadata)), c_int)),
+    "rd_kafka_metadata_destroy": (None, (POINTER(Metadata),)),
     "rd_kafka_fatal_error": (c_int, (c_void_p, c_char_p, c_size_t)),
 }
 
@@ -115,6 +137,8 @@ class NativeProducer:
     def __init__(self, conf: Mapping[str, str]) -> None:
         self._lib = load()
         self._topics: dict[str, int] = {}
+        self._partitions: dict[str, int] = {}
+        self._propagation_s = int(conf.get(*PROPAGATION)) / 1000
         self._failures: list[Failure] = []
         self._handle = self._new(conf)
         self._queue = self._lib.rd_kafka_queue_get_main(self._handle)
@@ -132,6 +156,15 @@ class NativeProducer:
             lib.rd_kafka_conf_destroy(settings)
             raise DeliveryFailed(_text(text.value), (Failure("_INVALID_ARG", _text(text.value)),))
         return int(handle)
+
+    def learn(self, topics: Sequence[str]) -> None:
+        """Ask for the partitions of topics ahead of the first row.
+
+        It also spares `init_transactions` half a second now and then: its first request may go out over the connection
+        that librdkafka drops once it has learned the brokers' own addresses, and is then repeated after a pause.
+        """
+        for topic in topics:
+            self._topic(topic)
 
     # Transactions -----------------------------------------------------------------------------------------------------
 
@@ -158,6 +191,8 @@ class NativeProducer:
         """Rows of one topic: `value`, and where given `key` and `partition`. They are copied before this returns."""
         messages = _messages(columns, rows)
         flags = COPY | (PER_ROW_PARTITION if "partition" in columns else 0)
+        if flags & PER_ROW_PARTITION:
+            self._require_partitions(topic, messages)
         size = int(messages["len"].sum() + messages["key_len"].sum()) // max(rows, 1) + 1
         allowed = min(max(WAITING_BYTES_MAX // size, WAITING_ROWS_MIN), WAITING_ROWS_MAX)
         for start in range(0, rows, ROWS_PER_CALL):
@@ -181,12 +216,27 @@ class NativeProducer:
             self._serve(5)
             self.raise_failures()
 
+    def _require_partitions(self, topic: str, messages: Any) -> None:
+        """Rows for partitions that the topic does not have would stay in the transaction, and so would we."""
+
+        def strays() -> Any:
+            wanted = messages["partition"]
+            return messages[(wanted < UNASSIGNED) | (wanted >= self._partitions[topic])]
+
+        self._topic(topic)
+        if len(strays()):
+            self._learn(topic)  # it may have more of them by now
+        if len(strays()):
+            self._raise_row(topic, strays()[0], UNKNOWN_PARTITION)
+
     def _raise_refused(self, topic: str, part: Any) -> None:
-        refused = part[part["err"] != 0]
-        first = refused[0]
+        first = part[part["err"] != 0][0]
+        self._raise_row(topic, first, int(first["err"]))
+
+    def _raise_row(self, topic: str, first: Any, code: int) -> None:
         failure = Failure(
-            self._name(int(first["err"])),
-            _text(self._lib.rd_kafka_err2str(int(first["err"]))),
+            self._name(code),
+            _text(self._lib.rd_kafka_err2str(code)),
             topic,
             int(first["partition"]),
             ctypes.string_at(int(first["key"]), int(first["key_len"])) if first["key"] else None,
@@ -212,6 +262,7 @@ class NativeProducer:
             if not handle:
                 raise DeliveryFailed(f"{name} is not a usable topic name", (Failure("_INVALID_ARG", "topic name"),))
             self._topics[name] = handle
+        if name not in self._partitions:
             self._learn(name)
         return self._topics[name]
 
@@ -221,14 +272,27 @@ class NativeProducer:
         `rd_kafka_produce_batch` puts rows for a partition that it does not know yet into the transaction under the
         number -1, and they never leave.
         """
-        found = c_void_p()
-        code = self._lib.rd_kafka_metadata(
-            self._handle, 0, self._topics[topic], ctypes.byref(found), METADATA_TIMEOUT_MS
+        deadline = time.monotonic() + self._propagation_s
+        while code := self._look_up(topic):
+            name = self._name(code)
+            if name not in NOT_KNOWN_YET or time.monotonic() > deadline:
+                failure = Failure(name, _text(self._lib.rd_kafka_err2str(code)), topic)
+                raise DeliveryFailed(failure.text, (failure,))
+            time.sleep(PROPAGATION_PAUSE_S)
+
+    def _look_up(self, topic: str) -> int:
+        """Find out how many partitions the topic has. Returns librdkafka's error code, 0 for none."""
+        found = POINTER(Metadata)()
+        code = int(
+            self._lib.rd_kafka_metadata(self._handle, 0, self._topics[topic], ctypes.byref(found), METADATA_TIMEOUT_MS)
         )
-        if code:
-            failure = Failure(self._name(code), _text(self._lib.rd_kafka_err2str(code)), topic)
-            raise DeliveryFailed(failure.text, (failure,))
-        self._lib.rd_kafka_metadata_destroy(found)
+        if not code:
+            said = found.contents.topics[0]
+            code, partitions = said.err, said.partition_cnt
+            self._lib.rd_kafka_metadata_destroy(found)
+        if not code:
+            self._partitions[topic] = partitions
+        return code
 
     def _name(self, code: int) -> str:
         return _text(self._lib.rd_kafka_err2name(code))
@@ -289,6 +353,7 @@ def _messages(columns: Mapping[str, pa.Array], rows: int) -> Any:
     import numpy as np
 
     messages = np.zeros(rows, dtype=np.dtype(Message))
+    messages["partition"] = UNASSIGNED
     for column, pointer, length in (("value", "payload", "len"), ("key", "key", "key_len")):
         if column in columns:
             messages[pointer], messages[length] = _pointers(columns[column])
