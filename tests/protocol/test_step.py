@@ -40,14 +40,14 @@ TRANSITIONS: dict[tuple[State, type[Event]], State] = {
     (State.OPEN, Prepared): State.PREPARED,
     (State.OPEN, PrepareFailed): State.ABORTED,
     (State.PREPARED, DecisionRecorded): State.DECIDED,
-    (State.PREPARED, DecisionRefused): State.FENCED,
+    (State.PREPARED, DecisionRefused): State.REFUSED,
     (State.PREPARED, DecisionUnanswered): State.UNKNOWN,
     (State.DECIDED, CommitAnswered): State.DECIDED,
     (State.DECIDED, Superseded): State.FENCED,
     (State.BROKEN, Prepared): State.MENDED,
     (State.BROKEN, PrepareFailed): State.STALLED,
     (State.MENDED, DecisionRecorded): State.DECIDED,
-    (State.MENDED, DecisionRefused): State.FENCED,
+    (State.MENDED, DecisionRefused): State.REFUSED,
     (State.MENDED, DecisionUnanswered): State.UNKNOWN,
     (State.COMMITTED, Checkpointed): State.CHECKPOINTED,
 }
@@ -66,7 +66,7 @@ def committable(key: str) -> Committable:
 
 
 def test_every_pair_of_state_and_event_is_covered() -> None:
-    assert (len(State), len(EVENTS), len(TRANSITIONS), len(ABSENT)) == (12, 8, 13, 83)
+    assert (len(State), len(EVENTS), len(TRANSITIONS), len(ABSENT)) == (13, 8, 13, 91)
     assert set(EVENTS) == set(get_args(Event))
 
 
@@ -146,9 +146,9 @@ def test_a_batch_in_doubt_is_never_mended_although_something_is_gone() -> None:
     assert ACTIONS[batch.state] is Action.ASK
 
 
-def test_every_state_but_the_last_has_an_action_and_the_last_six_actions_end_the_work() -> None:
+def test_every_state_but_the_last_has_an_action_and_the_last_seven_actions_end_the_work() -> None:
     assert set(ACTIONS) == set(State) - {State.CHECKPOINTED}
-    assert set(list(ACTIONS)[-6:]) == FINAL - {State.CHECKPOINTED}
+    assert set(list(ACTIONS)[-7:]) == FINAL - {State.CHECKPOINTED}
 
 
 def test_every_action_is_taken_in_some_state() -> None:

@@ -30,7 +30,10 @@ whoever creates the slot first wins, and everybody else reads what was decided.
 
 **Presumed abort, made explicit when it matters.** A crash before the decision leaves an empty slot. Every start closes
 the next empty slot of the batch it finds before it touches any branch. A zombie driver that wakes up and tries to
-decide finds the slot taken and stands down: it can never decide in favour of branches that were rolled back.
+decide finds the slot taken and stands down: it can never decide in favour of branches that were rolled back. It rolls
+back its own on the way out: its slot is somebody else's, so no decision will ever name them, and in some stores they
+would hold up readers. A driver that finds a newer claim *after* its decision leaves everything as it is, because the
+newer one commits it.
 
 **Two drivers.** Each start claims the next incarnation, create-if-absent. A driver reads the journal *first* and looks
 for a newer claim *second*. If it saw the slot closed, it also sees the claim that closed it; if it did not see the slot

@@ -28,6 +28,7 @@ class State(Enum):
     CHECKPOINTED = "CHECKPOINTED"
     # Ends of this driver's work on the batch. The batch itself goes on at the next start, except IN_DOUBT.
     ABORTED = "ABORTED"
+    REFUSED = "REFUSED"
     FENCED = "FENCED"
     UNKNOWN = "UNKNOWN"
     STALLED = "STALLED"
@@ -41,6 +42,7 @@ class Action(Enum):
     RESTAGE = "stage again the rows of what is gone"
     RETURN = "return to Spark, which writes commits/N"
     ROLL_BACK = "abort every branch of this attempt"
+    WITHDRAW = "abort every branch of this attempt, then stop: a newer incarnation runs this pipeline"
     STAND_DOWN = "stop: a newer incarnation runs this pipeline"
     STOP = "stop and touch nothing: the next start goes on"
     ASK = "stop and ask a person"
@@ -51,14 +53,14 @@ EVENT_TRIGGERED: dict[State, dict[type[Event], State]] = {
     State.OPEN: {Prepared: State.PREPARED, PrepareFailed: State.ABORTED},
     State.PREPARED: {
         DecisionRecorded: State.DECIDED,
-        DecisionRefused: State.FENCED,
+        DecisionRefused: State.REFUSED,
         DecisionUnanswered: State.UNKNOWN,
     },
     State.DECIDED: {CommitAnswered: State.DECIDED, Superseded: State.FENCED},
     State.BROKEN: {Prepared: State.MENDED, PrepareFailed: State.STALLED},
     State.MENDED: {
         DecisionRecorded: State.DECIDED,
-        DecisionRefused: State.FENCED,
+        DecisionRefused: State.REFUSED,
         DecisionUnanswered: State.UNKNOWN,
     },
     State.COMMITTED: {Checkpointed: State.CHECKPOINTED},
@@ -73,7 +75,7 @@ ANSWERS_TRIGGERED: tuple[tuple[Outcome, State], ...] = (
     (Outcome.ALREADY_COMMITTED, State.COMMITTED),
 )
 
-# What the coordinator does in each state. The last six end its work on the batch.
+# What the coordinator does in each state. The last seven end its work on the batch.
 ACTIONS: dict[State, Action] = {
     State.OPEN: Action.STAGE,
     State.PREPARED: Action.DECIDE,
@@ -82,6 +84,7 @@ ACTIONS: dict[State, Action] = {
     State.MENDED: Action.DECIDE,
     State.COMMITTED: Action.RETURN,
     State.ABORTED: Action.ROLL_BACK,
+    State.REFUSED: Action.WITHDRAW,
     State.FENCED: Action.STAND_DOWN,
     State.UNKNOWN: Action.STOP,
     State.STALLED: Action.STOP,
@@ -89,5 +92,14 @@ ACTIONS: dict[State, Action] = {
 }
 
 FINAL = frozenset(
-    {State.COMMITTED, State.ABORTED, State.FENCED, State.UNKNOWN, State.STALLED, State.IN_DOUBT, State.CHECKPOINTED}
+    {
+        State.COMMITTED,
+        State.ABORTED,
+        State.REFUSED,
+        State.FENCED,
+        State.UNKNOWN,
+        State.STALLED,
+        State.IN_DOUBT,
+        State.CHECKPOINTED,
+    }
 )

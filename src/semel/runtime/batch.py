@@ -262,6 +262,9 @@ class Coordinator:
         if work.state is State.ABORTED:
             self.roll_back(self.attempt(work.id, work.batch.attempt))
             raise _batch_failed(work) from work.error
+        if work.state is State.REFUSED:
+            self.roll_back(self.attempt(work.id, work.batch.attempt))
+            raise self._fenced(work.id)
         if work.state is State.FENCED:
             raise self._fenced(work.id)
         if work.state is State.UNKNOWN:

@@ -19,7 +19,7 @@ from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
 from semel.runtime.startup import start_exactly_once, start_weaker
-from semel.runtime.task import RETURNS, TaskWriter, decode_parts
+from semel.runtime.task import RETURNS, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
 from semel.sources.plan import planned_sources
@@ -242,7 +242,14 @@ def stage_rows(
     frame, views = combined_view(df, wanted)
     writer = TaskWriter(tuple(wanted), views, attempt, durable, only, os.environ.get(failpoints.VARIABLE, ""))
     staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in wanted}
-    for row in frame.mapInArrow(writer, RETURNS).collect():
+    try:
+        rows = frame.mapInArrow(writer, RETURNS).collect()
+    except Exception as error:
+        cause = error_of_task(str(error))
+        if cause is None:
+            raise
+        raise cause from error
+    for row in rows:
         for part in decode_parts(row["parts"]):
             staged[part.branch.sink].append(part)
     return staged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zipimport import zipimporter
 
-from semel import failpoints
+from semel import errors, failpoints
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, parse_branch
 from semel.sinks.base import Sink, StagedPart, Writer
@@ -99,6 +100,18 @@ def lighten_import_path() -> None:
     for entry, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[entry]
+
+
+_TASK_ERROR = re.compile(r"semel\.errors\.(\w+): (.+)\n  the data now: (.+)\n  what to do: (.+)")
+
+
+def error_of_task(text: str) -> errors.SemelError | None:
+    """The error of semel that a task raised, out of the stack trace in which Spark wraps it."""
+    found = _TASK_ERROR.search(text)
+    kind = getattr(errors, found[1], None) if found else None
+    if found is None or not (isinstance(kind, type) and issubclass(kind, errors.SemelError)):
+        return None
+    return kind(found[2], data_now=found[3].rstrip(), remedy=found[4].rstrip())
 
 
 def encode_parts(parts: Sequence[StagedPart]) -> str:
