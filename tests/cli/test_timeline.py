@@ -8,10 +8,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from semel.demo.audit import audit, wrong_totals
+from semel.demo.audit import wrong_totals
 from semel.demo.game import Settings
 from semel.demo.orders import make_orders, split
 from semel.demo.plan import plan_kills
+from semel.demo.shops import FolderShop
 from semel.demo.side import Ended, Killed, Life, Story
 from semel.demo.timeline import Lane, Scale, draw
 from semel.errors import ConfigError
@@ -86,7 +87,7 @@ def test_the_files_hold_every_order_once() -> None:
 
 
 def test_the_audit_of_nothing_is_not_a_pass(tmp_path: Path) -> None:
-    verdict = audit(make_orders(1, 10), tmp_path / "missing.db")
+    verdict = FolderShop(tmp_path / "empty").audit(make_orders(1, 10))
     assert (verdict.produced, verdict.delivered, verdict.lost, verdict.duplicated) == (10, 0, 10, 0)
     assert verdict.aggregates_wrong > 0
     assert not verdict.exactly_once

@@ -22,6 +22,10 @@ def demo(
     batches: Annotated[int | None, typer.Option(min=1, max=100_000, help="About how many batches they make.")] = None,
     output: Annotated[Path, typer.Option(file_okay=False, help="Folder of the result.")] = Path("demo-output"),
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")] = False,
+    kafka: Annotated[
+        bool,
+        typer.Option("--kafka", help="From Kafka to Kafka, on a broker of its own, against Spark's own Kafka sink."),
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep databases, checkpoints and logs.")] = False,
 ) -> None:
     """Kill a pipeline again and again with kill -9, beside the same thing in plain Spark, and audit both.
@@ -29,7 +33,7 @@ def demo(
     Exit code 0 only when nothing was lost, nothing came twice, no total is wrong, and the kills really happened.
     """
     chosen = random.SystemRandom().randrange(10**6) if seed is None else seed
-    settings = Settings(chosen, kills, orders, batches or 0, output, keep)
+    settings = Settings(chosen, kills, orders, batches or 0, output, keep, kafka)
     console = Console(stderr=json)
     print_opening(console, settings)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from semel.demo.orders import Order
@@ -30,12 +27,12 @@ class Verdict:
         return self.produced > 0 and self.lost == self.duplicated == self.aggregates_wrong == 0
 
 
-def audit(orders: Sequence[Order], database: Path) -> Verdict:
+def audit(orders: Sequence[Order], rows: Iterable[tuple[Any, ...]], totals: Iterable[tuple[Any, ...]]) -> Verdict:
     """Whole rows are compared, not only their ids: a damaged row is lost once and there once too often."""
     expected: Counter[Hashable] = Counter((o.id, o.customer, o.cents, o.item, o.at) for o in orders)
-    actual: Counter[Hashable] = Counter(_rows(database, "SELECT id, customer, cents, item, at FROM orders"))
+    actual: Counter[Hashable] = Counter(rows)
     lost, duplicated = nothing_lost(expected, actual), nothing_duplicated(expected, actual)
-    wrong = wrong_totals(orders, _rows(database, "SELECT customer, orders, cents FROM totals"))
+    wrong = wrong_totals(orders, totals)
     return Verdict(
         produced=len(orders),
         delivered=actual.total(),
@@ -61,22 +58,3 @@ def wrong_totals(orders: Iterable[Order], rows: Iterable[tuple[Any, ...]]) -> li
         for customer in sorted(count.keys() | found.keys())
         if found.get(customer) != [(count[customer], cents[customer])]
     ]
-
-
-def delivered_ids(database: Path, *, in_totals: bool = False) -> int:
-    """How many different orders have arrived so far."""
-    query = "SELECT coalesce(sum(orders), 0) FROM totals" if in_totals else "SELECT count(DISTINCT id) FROM orders"
-    return int(next(iter(_rows(database, query)), (0,))[0])
-
-
-def _rows(database: Path, query: str) -> list[tuple[Any, ...]]:
-    """Of a table that does not exist yet, no rows."""
-    if not database.exists():
-        return []
-    with closing(sqlite3.connect(database, timeout=60)) as connection:
-        try:
-            return connection.execute(query).fetchall()
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
-                return []
-            raise

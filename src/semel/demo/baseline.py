@@ -8,10 +8,8 @@ with the same numbers: an upsert of absolute values forgives what an append does
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
@@ -20,12 +18,13 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
 
+from semel.demo.baseline_events import open_session, tell
+
 INPUT = os.environ["SEMEL_DEMO_INPUT"]
 DATABASE = os.environ["SEMEL_DEMO_DATABASE"]
 CHECKPOINTS = os.environ["SEMEL_DEMO_CHECKPOINTS"]
 FILES_PER_BATCH = os.environ.get("SEMEL_DEMO_FILES_PER_BATCH", "2")
 ROWS_PER_COMMIT = int(os.environ.get("SEMEL_DEMO_ROWS_PER_COMMIT", "25"))
-CONF = json.loads(os.environ.get("SEMEL_DEMO_CONF", "{}"))
 
 CREATE = """
 CREATE TABLE IF NOT EXISTS orders (id TEXT, customer TEXT, cents INTEGER, item TEXT, at TEXT);
@@ -36,11 +35,6 @@ UPSERT = """
 INSERT INTO totals VALUES (?, ?, ?)
 ON CONFLICT (customer) DO UPDATE SET orders = excluded.orders, cents = excluded.cents
 """
-
-
-def tell(event: str, pipeline: str, batch: int | None = None) -> None:
-    sys.stdout.write(json.dumps({"event": event, "pipeline": pipeline, "batch": batch}) + "\n")
-    sys.stdout.flush()
 
 
 def write_rows(df: DataFrame, statement: str) -> None:
@@ -84,11 +78,7 @@ def main() -> None:
     with closing(sqlite3.connect(DATABASE, timeout=60)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(CREATE)
-    builder: Any = SparkSession.builder
-    for key, value in CONF.items():
-        builder = builder.config(key, value)
-    spark: SparkSession = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = open_session()
     per_customer = (
         read_orders(spark).groupBy("customer").agg(F.count("*").alias("orders"), F.sum("cents").alias("cents"))
     )

@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from semel.demo.audit import Verdict, audit
+from semel.demo.audit import Verdict
+from semel.demo.kafka_shop import kafka_scene
 from semel.demo.orders import Order, Producer, make_orders, split
 from semel.demo.plan import plan_kills
+from semel.demo.shops import EMBEDDED, Scene, Shop
 from semel.demo.side import Side
 from semel.demo.timeline import Lane, draw
 from semel.demo.warmup import demo_variables, run_command, spark_conf, warm_up
@@ -36,6 +38,7 @@ class Settings:
     batches: int = 0
     output: Path = Path("demo-output")
     keep: bool = False
+    on_kafka: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batches", self.batches or 2 * self.kills + 6)
@@ -107,11 +110,10 @@ def play(settings: Settings, watch: Callable[[Sequence[Side]], None]) -> Result:
     work = Path(tempfile.mkdtemp(prefix=f"run-{settings.seed}-", dir=output))
     orders = make_orders(settings.seed, settings.orders)
     try:
-        sides = _play_in(work, settings, orders, watch)
+        sides, verdicts = _play_in(work, settings, orders, watch)
     except KeyboardInterrupt:
         shutil.rmtree(work, ignore_errors=True)
         raise
-    verdicts = [audit(orders, side.database) for side in sides]
     semel, baseline = (score(side, verdict) for side, verdict in zip(sides, verdicts, strict=True))
     seconds = round(time.monotonic() - began, 1)
     result = Result(settings.seed, settings.kills, semel, baseline, seconds, output, verdicts[0].evidence)
@@ -125,34 +127,60 @@ def play(settings: Settings, watch: Callable[[Sequence[Side]], None]) -> Result:
 
 def _play_in(
     work: Path, settings: Settings, orders: Sequence[Order], watch: Callable[[Sequence[Side]], None]
-) -> list[Side]:
+) -> tuple[list[Side], list[Verdict]]:
+    scene = kafka_scene() if settings.on_kafka else EMBEDDED
     archive = work / "spark-classes.jsa"
     watch(())
-    warm_up(work / "warm-up", archive)
-    sides = make_sides(settings, orders, work, time.monotonic(), spark_conf(archive))
-    _play_all(sides, watch)
-    return sides
+    with scene.open(work) as open_shop:
+        _warm_up(work, archive, scene, open_shop)
+        conf = {**spark_conf(archive), **scene.conf}
+        sides = make_sides(settings, orders, work, conf, scene, open_shop)
+        try:
+            _play_all(sides, watch)
+            return sides, [side.shop.audit(orders) for side in sides]
+        finally:
+            for side in sides:
+                side.shop.close()
+
+
+def _warm_up(work: Path, archive: Path, scene: Scene, open_shop: Callable[[Path], Shop]) -> None:
+    folder = _made(work / "warm-up")
+    shop = open_shop(folder)
+    try:
+        warm_up(folder, archive, scene, shop)
+    finally:
+        shop.close()
 
 
 def make_sides(
-    settings: Settings, orders: Sequence[Order], work: Path, began: float, conf: Mapping[str, str]
+    settings: Settings,
+    orders: Sequence[Order],
+    work: Path,
+    conf: Mapping[str, str],
+    scene: Scene,
+    open_shop: Callable[[Path], Shop],
 ) -> list[Side]:
     """The same orders, the same plan, the same Spark settings."""
-    commands = {"semel": run_command(conf), "plain Spark": [sys.executable, "-m", "semel.demo.baseline"]}
+    commands = {
+        "semel": run_command(scene.pipelines, conf),
+        "plain Spark": [sys.executable, "-m", scene.baseline],
+    }
+    began = time.monotonic()
     return [
         Side(
             name,
             command,
-            _variables(settings, folder, conf),
+            _variables(settings, folder, conf, shop),
             folder,
-            folder / "shop.db",
-            Producer(folder / "input", split(orders, settings.files)),
-            plan_kills(settings.seed, settings.kills),
+            shop,
+            Producer(shop.write, split(orders, settings.files)),
+            plan_kills(settings.seed, settings.kills, scene.store),
             began,
             has_failpoints=name == "semel",
         )
         for name, command in commands.items()
         for folder in [_made(work / name.replace(" ", "-").lower())]
+        for shop in [open_shop(folder)]
     ]
 
 
@@ -161,12 +189,13 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _variables(settings: Settings, folder: Path, conf: Mapping[str, str]) -> dict[str, str]:
-    rows_per_commit = max(1, settings.orders // settings.batches // COMMITS_PER_BATCH)
+def _variables(settings: Settings, folder: Path, conf: Mapping[str, str], shop: Shop) -> dict[str, str]:
+    rows_per_batch = max(1, settings.orders // settings.batches)
     return {
-        **demo_variables(folder),
+        **demo_variables(folder, shop),
         "SEMEL_DEMO_FILES_PER_BATCH": str(FILES_PER_BATCH),
-        "SEMEL_DEMO_ROWS_PER_COMMIT": str(rows_per_commit),
+        "SEMEL_DEMO_ROWS_PER_BATCH": str(rows_per_batch),
+        "SEMEL_DEMO_ROWS_PER_COMMIT": str(max(1, rows_per_batch // COMMITS_PER_BATCH)),
         "SEMEL_DEMO_CONF": json.dumps({"spark.master": "local[*]", **conf}),
     }
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
-from pathlib import Path
 
 CUSTOMERS = 40
 ITEMS = ("apples", "bread", "coffee", "dates", "eggs", "flour", "ginger", "honey")
@@ -48,12 +46,12 @@ def split(orders: Sequence[Order], files: int) -> list[Sequence[Order]]:
 
 @dataclass
 class Producer:
-    """Writes a few files a second, but never more than what is `allowed`.
+    """Hands a few parts of the input a second to `write`, but never more than what is `allowed`.
 
     The allowance grows with every kill, so that each life finds new input, however slow the machine is.
     """
 
-    folder: Path
+    write: Callable[[int, Sequence[Order]], None]
     files: Sequence[Sequence[Order]]
     pause_s: float = 0.4
     written: int = 0
@@ -71,12 +69,10 @@ class Producer:
 
     def write_all(self) -> None:
         """Everything at once, for a run that nobody watches."""
-        self.folder.mkdir(parents=True)
         while not self.done:
             self._write(self.files[self.written])
 
     def start(self) -> None:
-        self.folder.mkdir(parents=True)
         self._thread = threading.Thread(target=self._work, name="orders", daemon=True)
         self._thread.start()
 
@@ -91,10 +87,6 @@ class Producer:
                 self._write(self.files[self.written])
 
     def _write(self, orders: Sequence[Order]) -> None:
-        """A file appears whole: Spark passes over names that begin with a dot."""
-        target = self.folder / f"{self.written:05d}.json"
-        hidden = target.with_name(f".{target.name}")
-        hidden.write_text("".join(json.dumps(asdict(order)) + "\n" for order in orders))
-        hidden.rename(target)
+        self.write(self.written, orders)
         self.written += 1
         self.produced += len(orders)

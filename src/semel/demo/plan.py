@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from semel.failpoints import FAILPOINTS
 
-#: What a pipeline with a Sqlite sink reaches in its driver. The task.* points are left out: they kill a Python worker,
-#: which ends in an error of the query, and here the whole process group is to die without a word.
-REACHED = tuple(point for point in FAILPOINTS if point.startswith(("startup.", "batch.", "log.", "sqlite.")))
+#: Points that a task reaches are left out: they kill a Python worker, which ends in an error of the query, and here the
+#: whole process group is to die without a word.
+IN_TASKS = ("task.wrote", "task.prepared", "kafka.marked")
 NTH_MAX = 3
 DELAY_S_MAX = 2.0
 
@@ -32,10 +33,17 @@ class Kill:
         return f"{self.point}@{self.nth}" if self.point else ""
 
 
-def plan_kills(seed: int, count: int) -> tuple[Kill, ...]:
+def points_of(store: str) -> tuple[str, ...]:
+    """What a pipeline with a sink of this kind reaches in its driver."""
+    return tuple(
+        p for p in FAILPOINTS if p.startswith(("startup.", "batch.", "log.", f"{store}.")) and p not in IN_TASKS
+    )
+
+
+def plan_kills(seed: int, count: int, store: str = "sqlite") -> tuple[Kill, ...]:
     """Half at failpoints, half at random moments, in turns. The first is a random one: it always makes progress."""
     dice = random.Random(f"kills of {seed}")  # noqa: S311 - a game, not a secret
-    points = _shuffled_rounds(dice, (count + 1) // 2)
+    points = _shuffled_rounds(dice, (count + 1) // 2, points_of(store))
     kills = [_at_point(dice, points[number // 2]) if number % 2 else _any_time(dice) for number in range(count)]
     return tuple(replace(kill, fraction=round(dice.uniform(0.2, 1.0), 3)) for kill in kills)
 
@@ -44,11 +52,11 @@ def _any_time(dice: random.Random) -> Kill:
     return Kill(delay_s=round(dice.uniform(0.0, DELAY_S_MAX), 3))
 
 
-def _shuffled_rounds(dice: random.Random, count: int) -> list[str]:
+def _shuffled_rounds(dice: random.Random, count: int, reached: Sequence[str]) -> list[str]:
     """Every point once before any comes again."""
     points: list[str] = []
     while len(points) < count:
-        points += dice.sample(REACHED, len(REACHED))
+        points += dice.sample(reached, len(reached))
     return points
 
 

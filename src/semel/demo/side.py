@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from semel.demo.audit import delivered_ids
 from semel.demo.child import Child
 from semel.demo.orders import Producer
 from semel.demo.plan import Kill
+from semel.demo.shops import Shop
 from semel.errors import SemelError
 from semel.failpoints import VARIABLE
 
@@ -82,7 +82,7 @@ class Side:
     command: Sequence[str]
     variables: Mapping[str, str]
     folder: Path
-    database: Path
+    shop: Shop
     producer: Producer
     kills: Sequence[Kill]
     game_began: float
@@ -170,9 +170,8 @@ class Side:
         self.doing = "done"
 
     def _all_arrived(self) -> bool:
-        self.delivered = delivered_ids(self.database)
-        orders = sum(len(part) for part in self.producer.files)
-        return self.producer.done and delivered_ids(self.database, in_totals=True) == orders == self.delivered
+        self.delivered = self.shop.delivered()
+        return self.producer.done and self.shop.arrived(sum(len(part) for part in self.producer.files))
 
     # A child ----------------------------------------------------------------------------------------------------------
 
@@ -195,7 +194,7 @@ class Side:
             began = self._began_s.pop(key, now - event.get("ms", 0.0) / 1000)
             how = event.get("how") or ("replayed" if self.story.begun[key] > 1 else "committed")
             self.story.batches.append(Ended(*key, how, began, now))
-            self.delivered = delivered_ids(self.database)
+            self.delivered = self.shop.delivered()
         life = self.story.lives[-1]
         life.started_s = life.started_s or now
         self.doing = "running"

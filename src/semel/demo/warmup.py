@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from semel.demo import pipelines_path
 from semel.demo.child import Child
 from semel.demo.orders import Producer, make_orders, split
+from semel.demo.shops import Scene, Shop
 from semel.runtime.session import LOOPBACK
 
 FILES = 4
@@ -36,27 +36,28 @@ def spark_conf(archive: Path, *, dump: bool = False) -> dict[str, str]:
     }
 
 
-def run_command(conf: Mapping[str, str]) -> list[str]:
+def run_command(pipelines: Path, conf: Mapping[str, str]) -> list[str]:
     """`semel run` of the demo's pipeline file."""
     settings = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
-    return [sys.executable, "-m", "semel.cli", "run", str(pipelines_path()), "--json", *settings]
+    return [sys.executable, "-m", "semel.cli", "run", str(pipelines), "--json", *settings]
 
 
-def demo_variables(folder: Path) -> dict[str, str]:
+def demo_variables(folder: Path, shop: Shop) -> dict[str, str]:
     """Where the pipelines read and write."""
     return {
-        "SEMEL_DEMO_INPUT": str(folder / "input"),
-        "SEMEL_DEMO_DATABASE": str(folder / "shop.db"),
+        **shop.variables,
         "SEMEL_DEMO_CHECKPOINTS": str(folder / "checkpoints"),
         "PYSPARK_PYTHON": sys.executable,
     }
 
 
-def warm_up(folder: Path, archive: Path) -> None:
+def warm_up(folder: Path, archive: Path, scene: Scene, shop: Shop) -> None:
     """Two batches of each pipeline, a clean stop, and the archive is there; without it all works, only slower."""
-    producer = Producer(folder / "input", split(make_orders(0, FILES), FILES))
+    producer = Producer(shop.write, split(make_orders(0, FILES), FILES))
     producer.write_all()
-    child = Child(run_command(spark_conf(archive, dump=True)), demo_variables(folder), folder, folder / "log")
+    command = run_command(scene.pipelines, {**spark_conf(archive, dump=True), **scene.conf})
+    variables = {**demo_variables(folder, shop), "SEMEL_DEMO_ROWS_PER_BATCH": "1"}
+    child = Child(command, variables, folder, folder / "log")
     try:
         heard = 0
         while heard < FILES and not child.ended:
