@@ -1,15 +1,21 @@
-"""The pipeline that the kill tests run and kill: one process, one query, everything else from one JSON argument."""
+"""The pipeline that the kill tests run and kill: one process, one query, everything else from one JSON argument.
+
+It reads JSON files, or a Kafka topic when `servers` is given; then it writes to a Kafka topic, too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import semel
+from semel.dev.jars import connector_jars
 from semel.errors import SemelError
 from semel.ids import Branch
 from semel.runtime.batch import Report
@@ -22,7 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What to run. `sink` is sqlite, files or both; `shape` is stateless, stateful, windowed or hanging."""
+    """What to run. `sink` is sqlite, files, both or kafka; `shape` is stateless, stateful, windowed or hanging.
+
+    The rest is for Kafka: `topics` are the input and the output, `kafka` are arguments of the sink. `forever` goes on
+    when the input is at its end, until it is killed.
+    """
 
     folder: str
     sink: str = "sqlite"
@@ -33,6 +43,11 @@ class Setup:
     conf: tuple[tuple[str, str], ...] = ()
     drop_in: bool = False
     timeout_s: float = 60.0
+    servers: str = ""
+    topics: tuple[str, str] = ("", "")
+    rows_per_batch: int = 40
+    kafka: Mapping[str, Any] = field(default_factory=dict)
+    forever: bool = False
 
 
 #: The environment variable that names an archive of Spark's classes; see conftest.py.
@@ -48,6 +63,8 @@ def session(setup: Setup, jvm_archive: str = "") -> SparkSession:
     archive = os.environ.get(CLASS_ARCHIVE, "")
     jvm_archive = jvm_archive or (f"-XX:SharedArchiveFile={archive} -Xlog:disable" if Path(archive).is_file() else "")
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Every child has the same class path, on which the archive depends; classes that `spark.jars` brings are not kept.
+    jars = os.pathsep.join(map(str, connector_jars(say=_to_stderr)))
     builder = (
         SparkSession.builder.master(setup.master)
         .config("spark.ui.enabled", "false")
@@ -59,6 +76,8 @@ def session(setup: Setup, jvm_archive: str = "") -> SparkSession:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", f"{JVM} {jvm_archive}")
+        .config("spark.driver.extraClassPath", jars)
+        .config("spark.executor.extraClassPath", jars)
     )
     for key, value in setup.conf:
         builder = builder.config(key, value)
@@ -70,6 +89,8 @@ def session(setup: Setup, jvm_archive: str = "") -> SparkSession:
 def rows(setup: Setup, spark: SparkSession) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
 
+    if setup.servers:
+        return _kafka_rows(setup, spark)
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{setup.folder}/in")
     if setup.shape in ("stateless", "hanging"):
         return source.select("id", "key", "amount")
@@ -77,6 +98,14 @@ def rows(setup: Setup, spark: SparkSession) -> DataFrame:
         return source.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
     windowed = source.withWatermark("at", "1 minute").groupBy(F.window("at", "1 minute"), "key").count()
     return windowed.select(F.col("window.start").alias("start"), "key", F.col("count").alias("n"))
+
+
+def _kafka_rows(setup: Setup, spark: SparkSession) -> DataFrame:
+    """The rows as they are. The value says where each came from, and which task wrote it: that is what audits go by."""
+    source = semel.read_kafka(
+        spark, setup.topics[0], servers=setup.servers, options={"maxOffsetsPerTrigger": setup.rows_per_batch}
+    )
+    return source.selectExpr("key", "concat_ws(' ', partition, offset, spark_partition_id()) AS value")
 
 
 @dataclass(frozen=True)
@@ -109,7 +138,34 @@ class HangingWriter(Writer):
         self.real.abort()
 
 
+@dataclass(frozen=True)
+class HangingKafka(semel.Kafka):
+    """In batch 1 the first attempt at a task sends its rows, and stops before it has prepared them."""
+
+    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+        return HangingKafkaWriter(semel.Kafka.writer(self, branch, durable=durable), branch)
+
+
+class HangingKafkaWriter(HangingWriter):
+    def __init__(self, real: Writer, branch: Branch) -> None:
+        super().__init__(real)
+        self.inside: Any = real
+        self.hangs = branch.attempt.batch == 1
+
+    def prepare(self) -> StagedPart:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if self.hangs and context is not None and context.attemptNumber() == 0:
+            self.inside._ready.producer.flush(HANG_SECONDS)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return self.real.prepare()
+
+
 def sinks(setup: Setup) -> list[semel.Sink]:
+    if setup.servers:
+        topic = HangingKafka if setup.shape == "hanging" else semel.Kafka
+        return [topic(setup.servers, setup.topics[1], **setup.kafka)]
     table = HangingSqlite if setup.shape == "hanging" else semel.Sqlite
     made: dict[str, semel.Sink] = {
         "sqlite": table(f"{setup.folder}/out.db", "out", timeout_s=setup.timeout_s),
@@ -120,10 +176,13 @@ def sinks(setup: Setup) -> list[semel.Sink]:
 
 def writer(setup: Setup, spark: SparkSession) -> StreamWriter:
     made = semel.write(rows(setup, spark), guarantee=setup.guarantee).to(*sinks(setup))
-    made = made.option("checkpointLocation", setup.checkpoint or f"{setup.folder}/checkpoint").trigger(
-        availableNow=True
-    )
+    made = made.option("checkpointLocation", setup.checkpoint or f"{setup.folder}/checkpoint")
+    made = made if setup.forever else made.trigger(availableNow=True)
     return made.outputMode({"stateful": "update"}.get(setup.shape, "append")).queryName("killed")
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def say(event: str, **details: Any) -> None:
@@ -161,10 +220,12 @@ def main() -> int:
 
 
 def make_archive(target: str) -> None:
-    """Run a small stream of every shape once, so that its classes are loaded, and have the JVM archive them at exit."""
+    """Run a small stream of every kind once, so that its classes are loaded, and have the JVM archive them at exit."""
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:
+    from semel.dev.kafka import kafka
+
+    with tempfile.TemporaryDirectory() as folder, kafka(Path(folder) / "kafka", quick=True) as cluster:
         (Path(folder) / "in").mkdir()
         (Path(folder) / "in" / "one.json").write_text(
             '{"id": 1, "key": "k", "amount": 1, "at": "2026-01-01T00:00:00Z"}\n'
@@ -175,7 +236,25 @@ def make_archive(target: str) -> None:
             table = semel.Sqlite(f"{folder}/{shape}.db", "out")
             made = replace(writer(setup, spark), sinks=(table,), name=shape)
             made.start().awaitTermination()
+        setup = Setup(
+            folder, "kafka", servers=cluster.bootstrap, topics=("in", "out"), checkpoint=f"{folder}/kafka-out"
+        )
+        _make_topics(setup)
+        writer(setup, spark).start().awaitTermination()
         spark.stop()
+
+
+def _make_topics(setup: Setup) -> None:
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    client = AdminClient({"bootstrap.servers": setup.servers})
+    for future in client.create_topics([NewTopic(topic, 1) for topic in setup.topics]).values():
+        future.result(30)
+    producer = Producer({"bootstrap.servers": setup.servers})
+    producer.produce(setup.topics[0], b"", key=b"1")
+    producer.flush(30)
 
 
 def arguments(setup: Setup) -> list[str]:

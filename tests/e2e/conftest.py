@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
-from tests.e2e.child import CLASS_ARCHIVE, Setup
+from semel.dev.kafka import KafkaCluster
+from tests.e2e.archive import use_class_archive
+from tests.e2e.child import Setup
 from tests.e2e.game import Game
+from tests.e2e.kafka_game import KafkaGame
 
 
 @pytest.fixture(scope="session", autouse=True)
 def class_archive() -> None:
-    """Keep Spark's loaded classes in an archive that every later JVM maps: it halves the start of a child.
-
-    A kill test starts a JVM for each kill. The archive is bound to the class path and the JVM; where it does not fit,
-    the JVM ignores it.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "semel"
-    key = hashlib.sha256(f"{sys.prefix} {pyspark.__version__}".encode()).hexdigest()[:12]
-    archive = cache / f"spark-{pyspark.__version__}-{key}.jsa"
-    os.environ[CLASS_ARCHIVE] = str(archive)
-    cache.mkdir(parents=True, exist_ok=True)
-    with archive.with_suffix(".lock").open("w") as lock:
-        # Of several test processes one makes it, and the others wait.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            child = str(Path(__file__).parent / "child.py")
-            subprocess.run([sys.executable, child, "--archive", str(archive)], check=False)
+    use_class_archive()
 
 
 @pytest.fixture
@@ -50,3 +32,26 @@ def make_game(tmp_path: Path) -> Iterator[Callable[..., Game]]:
     yield make
     for game in games:
         game.end()
+
+
+@pytest.fixture
+def make_kafka_game(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaGame]]:
+    """A game from topic to topic: `make_kafka_game(batches=6)`. The broker is the shared one unless `servers` says so.
+
+    Whatever a test does to the shared broker, it runs again when the test has ended.
+    """
+    games: list[KafkaGame] = []
+    shared: list[KafkaCluster] = []
+
+    def make(batches: int = 6, servers: str = "", watched_at: str = "", **setup: Any) -> KafkaGame:
+        if not servers:
+            shared.append(request.getfixturevalue("kafka_cluster"))
+        made = Setup(str(tmp_path / f"game-{len(games)}"), servers=servers or shared[0].bootstrap, **setup)
+        games.append(KafkaGame(made, watched_at))
+        return games[-1].deal(batches)
+
+    yield make
+    for game in games:
+        game.end()
+    for cluster in shared:
+        cluster.start_all()

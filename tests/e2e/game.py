@@ -51,14 +51,11 @@ class Life:
 
 
 @dataclass
-class Game:
-    """Input files, one per batch, and what each batch must add to the output."""
+class Lives:
+    """A pipeline that is started and killed again and again."""
 
     setup: Setup
-    batches: int = 24
-    rows: int = 20
-    expected: list[Rows] = field(default_factory=list)
-    children: list[subprocess.Popen[str]] = field(default_factory=list)
+    children: list[subprocess.Popen[str]] = field(default_factory=list, init=False)
 
     @property
     def folder(self) -> Path:
@@ -67,35 +64,6 @@ class Game:
     @property
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint"
-
-    def deal(self) -> Game:
-        """Write the input. The file source orders files by their time, so batch i reads file i."""
-        folder = self.folder / "in"
-        folder.mkdir(parents=True)
-        totals: dict[str, tuple[int, int]] = {}
-        for batch in range(self.batches):
-            orders = [self._order(batch * self.rows + k) for k in range(self.rows)]
-            path = folder / f"{batch:05d}.json"
-            path.write_text("".join(json.dumps(order) + "\n" for order in orders))
-            os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))
-            for order in orders:
-                n, total = totals.get(order["key"], (0, 0))
-                totals[order["key"]] = (n + 1, total + order["amount"])
-            self.expected.append(self._expected(orders, totals))
-        return self
-
-    def _order(self, number: int) -> dict[str, Any]:
-        minute, second = divmod(number, 60)
-        at = f"2026-01-01T{minute // 60:02d}:{minute % 60:02d}:{second:02d}Z"
-        return {"id": number, "key": f"k{number % KEYS}", "amount": number * 7 % 101, "at": at}
-
-    def _expected(self, orders: list[dict[str, Any]], totals: dict[str, tuple[int, int]]) -> Rows:
-        """Stateless: the rows. Stateful: the running totals of the batch's keys, which show a wrong state at once."""
-        if self.setup.shape == "stateful":
-            return Counter((key, *totals[key]) for key in {o["key"] for o in orders})
-        return Counter((o["id"], o["key"], o["amount"]) for o in orders)
-
-    # Running ----------------------------------------------------------------------------------------------------------
 
     def start(self, failpoints: str = "", **changes: Any) -> subprocess.Popen[str]:
         environment = {**os.environ, VARIABLE: failpoints, "PYTHONWARNINGS": "ignore"}
@@ -129,6 +97,42 @@ class Game:
 
     def live(self, failpoints: str = "", **changes: Any) -> Life:
         return self.finish(self.start(failpoints, **changes))
+
+
+@dataclass
+class Game(Lives):
+    """Input files, one per batch, and what each batch must add to the output."""
+
+    batches: int = 24
+    rows: int = 20
+    expected: list[Rows] = field(default_factory=list)
+
+    def deal(self) -> Game:
+        """Write the input. The file source orders files by their time, so batch i reads file i."""
+        folder = self.folder / "in"
+        folder.mkdir(parents=True)
+        totals: dict[str, tuple[int, int]] = {}
+        for batch in range(self.batches):
+            orders = [self._order(batch * self.rows + k) for k in range(self.rows)]
+            path = folder / f"{batch:05d}.json"
+            path.write_text("".join(json.dumps(order) + "\n" for order in orders))
+            os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))
+            for order in orders:
+                n, total = totals.get(order["key"], (0, 0))
+                totals[order["key"]] = (n + 1, total + order["amount"])
+            self.expected.append(self._expected(orders, totals))
+        return self
+
+    def _order(self, number: int) -> dict[str, Any]:
+        minute, second = divmod(number, 60)
+        at = f"2026-01-01T{minute // 60:02d}:{minute % 60:02d}:{second:02d}Z"
+        return {"id": number, "key": f"k{number % KEYS}", "amount": number * 7 % 101, "at": at}
+
+    def _expected(self, orders: list[dict[str, Any]], totals: dict[str, tuple[int, int]]) -> Rows:
+        """Stateless: the rows. Stateful: the running totals of the batch's keys, which show a wrong state at once."""
+        if self.setup.shape == "stateful":
+            return Counter((key, *totals[key]) for key in {o["key"] for o in orders})
+        return Counter((o["id"], o["key"], o["amount"]) for o in orders)
 
     # Looking ----------------------------------------------------------------------------------------------------------
 

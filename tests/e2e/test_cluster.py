@@ -14,7 +14,7 @@ import pyspark
 
 from semel.dev.ports import free_port
 from tests.e2e.game import Game
-from tests.processes import descends, wait_until
+from tests.processes import descends, executors_of, stopped_workers, wait_until
 
 Make = Callable[..., Game]
 CLUSTER = "local-cluster[2,1,1024]"
@@ -25,30 +25,17 @@ def cluster_game(make_game: Make, **changes: object) -> Game:
     return make_game(master=CLUSTER, **changes)
 
 
-def executors_of(group: int) -> list[int]:
-    """The executor JVMs of a child's process tree, by their command lines."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        pid = int(path.parent.name)
-        try:
-            if b"CoarseGrainedExecutorBackend" in path.read_bytes() and descends(pid, group):
-                found.append(pid)
-        except OSError:  # it ended while we looked
-            continue
-    return found
-
-
 def test_an_executor_killed_in_the_middle_of_a_batch_doubles_nothing(make_game: Make) -> None:
     """A task is stopped after it wrote; its executor is killed; Spark runs the task again on another one."""
     game = cluster_game(make_game, batches=5, shape="stateful")
     child = game.start("task.prepared@2=stop")
-    wait_until(lambda: _stopped_workers(child.pid), 90)
-    executor = _parent_executor(_stopped_workers(child.pid)[0], executors_of(child.pid))
+    wait_until(lambda: stopped_workers(child.pid), 90)
+    executor = _parent_executor(stopped_workers(child.pid)[0], executors_of(child.pid))
     assert len(game.staged()) >= 1
     os.kill(executor, signal.SIGKILL)
     while child.poll() is None:
         # Each fresh worker stops at its second task, too: kill it, so that Spark retries the task elsewhere.
-        for pid in _stopped_workers(child.pid):
+        for pid in stopped_workers(child.pid):
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     life = game.finish(child)
@@ -57,19 +44,6 @@ def test_an_executor_killed_in_the_middle_of_a_batch_doubles_nothing(make_game: 
     # The killed task had prepared its part; nobody committed it, and the next start swept it.
     assert game.live().returncode == 0
     assert game.staged() == []
-
-
-def _stopped_workers(group: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state = path.read_text().rsplit(")", 1)[1].split()[0]
-            command = (path.parent / "cmdline").read_bytes()
-        except OSError:  # it ended while we looked
-            continue
-        if state == "T" and b"pyspark" in command and descends(int(path.parent.name), group):
-            found.append(int(path.parent.name))
-    return found
 
 
 def _parent_executor(worker: int, executors: list[int]) -> int:

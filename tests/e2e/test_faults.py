@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from tests.e2e.game import Game
-from tests.processes import wait_until
+from tests.processes import is_stopped, wait_until
 
 Make = Callable[..., Game]
 
@@ -23,7 +23,7 @@ def test_a_zombie_driver_stops_and_the_output_is_exactly_once(make_game: Make, p
     """The first driver is stopped with SIGSTOP, the second takes over and finishes, the first wakes up."""
     game = make_game(batches=6, sink=sink)
     zombie = game.start(f"{point}@2=stop")
-    wait_until(lambda: _is_stopped(zombie.pid))
+    wait_until(lambda: is_stopped(zombie.pid))
     heir = game.live()
     assert heir.returncode == 0, heir
     assert game.committed() == game.batches
@@ -40,7 +40,7 @@ def test_a_zombie_that_holds_the_database_keeps_the_heir_out_with_a_clear_error(
     """SQLite has one writer: a driver stopped inside its transaction blocks the next one, which says so and stops."""
     game = make_game(batches=4)
     zombie = game.start("batch.prepared@2=stop")
-    wait_until(lambda: _is_stopped(zombie.pid))
+    wait_until(lambda: is_stopped(zombie.pid))
     shut_out = game.live(timeout_s=2.0)
     assert shut_out.returncode == 1
     assert "did not let us fence: database is locked" in shut_out.error
@@ -50,11 +50,6 @@ def test_a_zombie_that_holds_the_database_keeps_the_heir_out_with_a_clear_error(
     assert "Fenced" in woken.error
     assert game.live().returncode == 0
     assert game.committed() == game.batches
-
-
-def _is_stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rsplit(")", 1)[1].split()[0] == "T"
 
 
 @pytest.mark.parametrize("sink", ["sqlite", "files"])

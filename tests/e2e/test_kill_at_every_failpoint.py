@@ -1,7 +1,8 @@
 """kill -9 at every arrow of the protocol, with real Spark: nothing lost, nothing doubled, the state right.
 
 One pipeline lives through all kills in a row, so that each life both recovers from the last kill and runs into the
-next. After each kill the output must be the first k batches, whole and once.
+next. After each kill the output must be the first k batches, whole and once. Kafka pipelines have a chain of their own,
+in `test_kafka_kills.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pytest
 
 from semel.failpoints import FAILPOINTS
 from tests.e2e.game import Game
+from tests.e2e.kafka_points import POINTS as KAFKA_POINTS
 
 SINKS = ("sqlite", "files")
 
@@ -22,7 +24,7 @@ NTH = {"log.written": 5} | dict.fromkeys((p for p in FAILPOINTS if p.startswith(
 
 def points_of(sink: str) -> list[str]:
     """The failpoints that a pipeline with this sink passes."""
-    return [p for p in FAILPOINTS if p.split(".")[0] not in set(SINKS) - {sink}]
+    return [p for p in FAILPOINTS if p.split(".")[0] not in {*SINKS, "kafka"} - {sink}]
 
 
 @pytest.mark.parametrize(
@@ -52,5 +54,6 @@ def test_kill_at_every_failpoint(make_game: Callable[..., Game], sink: str, shap
 
 
 def test_the_matrix_covers_every_failpoint() -> None:
-    assert set(FAILPOINTS) == {point for sink in SINKS for point in points_of(sink)}
+    assert set(FAILPOINTS) == {point for sink in SINKS for point in points_of(sink)} | set(KAFKA_POINTS)
     assert {sink: len(points_of(sink)) for sink in SINKS} == {"sqlite": 14, "files": 15}
+    assert len(KAFKA_POINTS) == 14

@@ -11,6 +11,7 @@ of that task alone are written again.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, 
 from semel.sinks.kafka_markers import Fate, Fence, MarkerLog, fence_record, marker_record, partition_of
 from semel.sinks.kafka_producers import id_pattern
 from semel.sinks.kafka_rows import check_columns
-from semel.sinks.kafka_topics import check_target, ensure_control_topic, write_record
+from semel.sinks.kafka_topics import check_options, check_target, ensure_control_topic, write_record
 from semel.sinks.kafka_wire import Transaction, Wire
 from semel.sinks.kafka_writer import KafkaWriter
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 CONTROL_TOPIC = "semel-control"
 #: What a broker allows unless told otherwise (transaction.max.timeout.ms).
 TRANSACTION_TIMEOUT_MS = 900_000
+DELIVERY_TIMEOUT_MS = 120_000
 #: How often the driver looks for transactions that nobody will end: they hold up readers.
 SWEEP_EVERY_S = 10.0
 SETTLE_PAUSE_S = 0.05
@@ -47,6 +49,11 @@ FIXED = {
     "acks": (("all", "-1"), "the default"),
     "request.required.acks": (("all", "-1"), "the default"),
 }
+
+#: Settings that the sink has an argument for.
+ARGUMENTS = {"bootstrap.servers": "servers", "transaction.timeout.ms": "transaction_timeout_ms"}
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+)(:[0-9]{1,5})?")
 
 #: Answers to EndTxn that do not say what became of the transaction (design page, section 2; FLINK-8086).
 AMBIGUOUS = frozenset(
@@ -84,17 +91,28 @@ class Kafka(Sink):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.servers:
+        if not all(_ADDRESS.fullmatch(server.strip()) for server in self.servers.split(",")):
             raise ConfigError(
-                "A Kafka sink needs the address of a broker.", remedy='Write Kafka("host:9092", "topic").'
+                f"A Kafka sink needs addresses of brokers, not {self.servers!r}.",
+                remedy='Write Kafka("host:9092", "topic"), or several addresses with commas between them.',
             )
         if self.topic == self.control_topic:
             raise ConfigError(f"The topic {self.topic} is semel's own: rows cannot go there.")
+        if self.transaction_timeout_ms <= 0 or self.timeout_s <= 0:
+            raise ConfigError("transaction_timeout_ms and timeout_s of a Kafka sink must be greater than zero.")
         object.__setattr__(self, "options", dict(self.options))
-        for name, value in java_to_librdkafka(self.options).items():
+        self._check_options(java_to_librdkafka(self.options))
+
+    def _check_options(self, options: Mapping[str, str]) -> None:
+        for name, value in options.items():
             allowed, instead = FIXED.get(name, ((value.lower(),), ""))
             if value.lower() not in allowed:
                 raise ConfigError(f"The Kafka option {name}={value} breaks the guarantee.", remedy=f"Use {instead}.")
+            if name in ARGUMENTS and value != str(getattr(self, ARGUMENTS[name])):
+                raise ConfigError(
+                    f"The Kafka option {name}={value} does not count: the sink has an argument for it.",
+                    remedy=f"Give it as {ARGUMENTS[name]}.",
+                )
 
     def __repr__(self) -> str:
         return f"Kafka({self.servers!r}, {self.topic!r}, options={hide_secrets(self.options)!r}, name={self.name!r})"
@@ -116,7 +134,8 @@ class Kafka(Sink):
             # A fresh connection is wanted at once; after failures the pause doubles each time, up to ten seconds.
             "reconnect.backoff.ms": "1",
             "partitioner": "murmur2_random",
-            "delivery.timeout.ms": "120000",
+            # librdkafka wants a row to be delivered before its transaction runs out of time.
+            "delivery.timeout.ms": str(min(DELIVERY_TIMEOUT_MS, self.transaction_timeout_ms)),
             # A topic that was created a moment ago may be unknown to a broker for so long.
             "topic.metadata.propagation.max.ms": "5000",
             # The writer itself waits when much is under way, so librdkafka's own limits are never met.
@@ -132,6 +151,8 @@ class Kafka(Sink):
     def check(self, schema: pa.Schema) -> None:
         check_columns(schema, topic=self.topic, target=self.describe())
         check_target(self.servers, self.options, self.topic, self.timeout_s)
+        own = {"transaction.timeout.ms": str(self.transaction_timeout_ms), "transactional.id": "semel-check"}
+        check_options({**self.producer_settings(), **own})
 
     def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
         return KafkaWriter(
@@ -158,6 +179,7 @@ class _KafkaParticipant(Participant):
         # Commits of several tasks run in threads of their own; one at a time reads the markers.
         self._lock = threading.RLock()
         self._log: MarkerLog | None = None
+        self._control_id = ""
         #: Branches that this driver prepared and has not asked to commit, and those that it has committed.
         self._fresh: set[str] = set()
         self._ended: set[str] = set()
@@ -230,6 +252,7 @@ class _KafkaParticipant(Participant):
                 log = MarkerLog(self.sink.control_topic, partition_of(self.sink.name))
                 if not self.wire.partitions(self.sink.control_topic):
                     return log
+                self._control_id = self.wire.topic_id(self.sink.control_topic)
                 self._log = log
             self._log.catch_up(self.wire)
             return self._log
@@ -250,7 +273,7 @@ class _KafkaParticipant(Participant):
         self._fresh = {str(p.branch) for p in written if not self._is_visible_already(log, p.branch)}
         empty = [p for p in parts if not p.payload]
         committables = [
-            self._committable(attempt, [p], str(p.branch.task), _payload(named[str(p.branch)])) for p in written
+            self._committable(attempt, [p], str(p.branch.task), self._payload(named[str(p.branch)])) for p in written
         ]
         committables += [self._committable(attempt, [p], str(p.branch.task), {}) for p in empty]
         if not written and self.context.marked:
@@ -263,6 +286,11 @@ class _KafkaParticipant(Participant):
     ) -> Committable:
         """One per task: what is gone is written again alone."""
         return committable_for(self.sink.name, attempt, parts, payload, key=f"{self.sink.name}/{key}")
+
+    def _payload(self, transaction: Transaction) -> dict[str, Any]:
+        """What it takes to end the transaction, and which control topic its marker is in."""
+        ending = {"id": transaction.id, "producer_id": transaction.producer_id, "epoch": transaction.epoch}
+        return {**ending, "control": self._control_id}
 
     def _prepared(self, log: MarkerLog, part: StagedPart) -> Transaction:
         marker = log.markers.get(str(part.branch))
@@ -305,18 +333,23 @@ class _KafkaParticipant(Participant):
         )
 
     def _known_outcome(self, committable: Committable, name: str) -> Outcome | None:
-        """What the markers say; None when the transaction is still to be ended."""
+        """What the markers say; None when the transaction is still to be ended, or the broker is to be asked first."""
         with self._lock:
             log = self._caught_up()
             marker = log.markers.get(name)
-            fate = marker.fate if marker else Fate.ABORTED
             replaced = self.context.marked and self._is_visible_already(log, _branch(committable))
-        if fate is Fate.COMMITTED:
+        if marker is not None and marker.fate is Fate.COMMITTED:
             return Outcome.ALREADY_COMMITTED
         if replaced:
             self.wire.end(_transaction(committable.payload), commit=False)
             return Outcome.ALREADY_COMMITTED
-        return Outcome.GONE if fate is Fate.ABORTED else None
+        return Outcome.GONE if marker is not None and marker.fate is Fate.ABORTED else None
+
+    def _without_a_marker(self, committable: Committable) -> Outcome:
+        """Compaction drops the markers of aborted transactions, and no others that are still asked for."""
+        same = committable.payload.get("control", self._control_id) == self._control_id
+        # In a control topic that was created anew the marker may never have been: then nobody can say.
+        return Outcome.GONE if same and self._control_id else Outcome.IN_DOUBT
 
     def _settle(self, committable: Committable, name: str, answer: str) -> Outcome:
         """The broker did not say what happened: wait until the marker does."""
@@ -325,6 +358,8 @@ class _KafkaParticipant(Participant):
             outcome = self._known_outcome(committable, name)
             if outcome is not None:
                 return outcome
+            if self._log is None or name not in self._log.markers:
+                return self._without_a_marker(committable)
             time.sleep(SETTLE_PAUSE_S)
         raise SinkUnavailable(
             f"{self.sink.describe()} answered {answer} to the commit of {name}, and its marker is still open.",
@@ -399,10 +434,6 @@ class _KafkaParticipant(Participant):
 
     def close(self) -> None:
         self.wire.close()
-
-
-def _payload(transaction: Transaction) -> dict[str, Any]:
-    return {"id": transaction.id, "producer_id": transaction.producer_id, "epoch": transaction.epoch}
 
 
 def _transaction(payload: Mapping[str, Any]) -> Transaction:

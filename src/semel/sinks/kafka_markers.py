@@ -19,6 +19,7 @@ batch N has committed everything before N, so older markers are not missed.
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,15 +27,16 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from semel.errors import NewerRecord
+from semel.errors import NewerRecord, SinkUnavailable
 from semel.ids import Branch, PipelineId, parse_branch
 from semel.sinks.kafka_wire import LogEnd, LogRecord, Slice, Transaction
 
 FORMAT = 1
 #: How many partitions the control topic has. Writers and readers must agree, so it never changes.
 PARTITIONS = 8
-#: A read that brings nothing this often in a row has come to the end of what is there.
-EMPTY_READS_MAX = 3
+#: After an election a leader may hold records back for a moment. A read that brings nothing this often has failed.
+EMPTY_READS_MAX = 50
+EMPTY_READ_PAUSE_S = 0.1
 
 
 class Fate(Enum):
@@ -96,6 +98,7 @@ def fence_record(fence: Fence) -> tuple[bytes, bytes]:
 
 
 class Readable(Protocol):
+    def log_end(self, topic: str, partition: int) -> int: ...
     def read(self, topic: str, partition: int, offset: int) -> Slice: ...
 
 
@@ -113,16 +116,20 @@ class MarkerLog:
     _by_task: dict[tuple[PipelineId, str, int], deque[str]] = field(default_factory=dict)
 
     def catch_up(self, wire: Readable) -> None:
-        """Read to where the log ended when we began to read, or further."""
-        empty_reads, goal = 0, -1
-        while True:
+        """Read to where the log ended when we began to read, or further. What is not read is not known to be absent."""
+        goal, empty_reads = wire.log_end(self.topic, self.partition), 0
+        while self.position < goal:
             found = wire.read(self.topic, self.partition, self.position)
-            goal = found.end if goal < 0 else goal
             self.apply(found.entries)
             empty_reads = 0 if found.next_offset > self.position else empty_reads + 1
             self.position = max(self.position, found.next_offset)
-            if self.position >= goal or empty_reads >= EMPTY_READS_MAX:
-                return
+            if empty_reads >= EMPTY_READS_MAX:
+                raise SinkUnavailable(
+                    f"The control topic {self.topic} cannot be read to its end: partition {self.partition} gives "
+                    f"nothing at {self.position}, and ends at {goal}."
+                )
+            if empty_reads:
+                time.sleep(EMPTY_READ_PAUSE_S)
 
     def apply(self, entries: Iterable[LogRecord | LogEnd]) -> None:
         for entry in entries:

@@ -30,19 +30,24 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from semel.durable import create_file
 from semel.errors import MissingExtra
 from semel.sinks import librdkafka
-from semel.sinks.kafka_delivery import DeliveryFailed, Failure
+from semel.sinks.kafka_delivery import NO_ANSWER, NOTHING_WRONG, PURGED, DeliveryFailed, Failure, patiently
+from semel.sinks.librdkafka import UNASSIGNED
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SLOTS_MAX = 10_000
 INIT_TIMEOUT_S = 60.0
+WARM_MAX = 8
+#: How much may wait to be sent before the task waits, too, where rows go one by one.
+WAITING_KBYTES_MAX = 64 * 1024
 
+T = TypeVar("T")
 #: (batch, attempt): what an id was used for.
 Use = tuple[int, int]
 
@@ -68,26 +73,30 @@ class RowProducer:
         from confluent_kafka import Producer as ConfluentProducer
 
         self._failures: list[Failure] = []
+        self._troubles: list[Any] = []
+        own = {"on_delivery": self._delivered, "error_cb": self._troubles.append, "delivery.report.only.error": True}
         try:
             self._real: Any = ConfluentProducer(
-                {**conf, "log_level": "2", "on_delivery": self._delivered, "delivery.report.only.error": True}
+                {"log_level": "2", **conf, "queue.buffering.max.kbytes": WAITING_KBYTES_MAX, **own}
             )
         except KafkaException as error:
             raise _failed(error) from None
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is not None:
+            partition = UNASSIGNED if message.partition() is None else message.partition()
             size = len(message.value() or b"")
-            self._failures.append(
-                Failure(error.name(), error.str(), message.topic(), message.partition(), message.key(), size)
-            )
+            self._failures.append(Failure(error.name(), error.str(), message.topic(), partition, message.key(), size))
 
     def learn(self, topics: Sequence[str]) -> None:
         for topic in topics:
-            self._call(partial(self._real.list_topics, topic, INIT_TIMEOUT_S))
+            patiently(partial(self._look_up, topic), INIT_TIMEOUT_S)
+
+    def _look_up(self, topic: str, timeout_s: float) -> None:
+        self._call(lambda: self._real.list_topics(topic, timeout_s))
 
     def init_transactions(self, timeout_s: float) -> None:
-        self._call(lambda: self._real.init_transactions(timeout_s))
+        patiently(lambda s: self._call(lambda: self._real.init_transactions(s)), timeout_s)
 
     def begin_transaction(self) -> None:
         self._call(self._real.begin_transaction)
@@ -95,13 +104,16 @@ class RowProducer:
     def abort_transaction(self, timeout_s: float) -> None:
         self._call(lambda: self._real.abort_transaction(timeout_s))
 
-    def _call(self, call: Callable[[], object]) -> None:
+    def _call(self, call: Callable[[], T]) -> T:
+        """Any call may raise, `poll` included: confluent-kafka raises a fatal error wherever it learns of it."""
         from confluent_kafka import KafkaException
 
         try:
-            call()
+            return call()
         except KafkaException as error:
-            raise _failed(error, self._failures) from None
+            with suppress(KafkaException):
+                self._real.poll(0)
+            raise _failed(error, self._failures, self._troubles) from None
 
     def send(self, topic: str, columns: Mapping[str, pa.Array], rows: int) -> None:
         from confluent_kafka import KafkaException
@@ -113,8 +125,7 @@ class RowProducer:
                 self._produce(topic, row)
             except KafkaException as error:
                 raise _failed(error, (_of_row(error, topic, row), *self._failures)) from None
-        self._real.poll(0)
-        self._raise_failures()
+        self._poll(0)
 
     def _produce(self, topic: str, row: dict[str, Any]) -> None:
         while True:
@@ -123,21 +134,37 @@ class RowProducer:
                 return
             except BufferError:
                 # Limited by the time that librdkafka itself gives each row (delivery.timeout.ms).
-                self._real.poll(0.05)
-                self._raise_failures()
+                self._poll(0.05)
+
+    def _poll(self, timeout_s: float) -> None:
+        self._call(lambda: self._real.poll(timeout_s))
+        self._raise_failures()
 
     def send_one(self, topic: str, key: bytes, value: bytes, partition: int) -> None:
         self._call(lambda: self._real.produce(topic, key=key, value=value, partition=partition))
 
     def flush(self, timeout_s: float) -> None:
-        left = self._real.flush(timeout_s)
+        left = self._call(lambda: self._real.flush(timeout_s))
         self._raise_failures()
         if left:
             raise DeliveryFailed(f"{left} rows were not acknowledged within {timeout_s:.0f} s", ())
 
     def _raise_failures(self) -> None:
         if self._failures:
-            raise DeliveryFailed(self._failures[0].text, tuple(self._failures))
+            cause = self._why_purged() if self._failures[0].name in PURGED else []
+            failures = (*cause, *self._failures)
+            raise DeliveryFailed(failures[0].text, failures)
+
+    def _why_purged(self) -> list[Failure]:
+        """What is wrong with the transaction: it is told to whoever asks for another one, and nothing else happens."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self._real.begin_transaction()
+        except KafkaException as error:
+            said = error.args[0]
+            return [Failure(said.name(), said.str())] if said.name() not in NOTHING_WRONG else []
+        return []
 
     def drop(self) -> None:
         # Not close(): it would abort the transaction.
@@ -148,23 +175,32 @@ def _python_values(name: str, array: pa.Array) -> list[Any]:
     import pyarrow as pa
 
     if name == "headers":
-        rows = array.to_pylist()
-        return [None if r is None else [(h["key"], h["value"]) for h in r] for r in rows]
+        return [None if row is None else [_header(header) for header in row] for row in array.to_pylist()]
     if name == "timestamp":
         return list(array.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).to_pylist())
     return list(array.to_pylist())
 
 
-def _failed(error: Any, failures: Any = ()) -> DeliveryFailed:
+def _header(header: Mapping[str, Any] | None) -> tuple[str, bytes | None]:
+    if header is None or header["key"] is None:
+        raise ValueError("a header has no key")
+    return header["key"], header["value"]
+
+
+def _failed(error: Any, failures: Sequence[Failure] = (), troubles: Sequence[Any] = ()) -> DeliveryFailed:
+    """Where no answer came, the reason is among the troubles that were reported."""
     first = error.args[0]
-    return DeliveryFailed(first.str(), tuple(failures) or (Failure(first.name(), first.str()),))
+    transient = first.retriable() or first.name() in NO_ANSWER
+    known = [t for t in troubles if t.name() != "_ALL_BROKERS_DOWN"] if transient else []
+    said = [Failure(e.name(), e.str(), retriable=e.retriable()) for e in (*known[-1:], first)]
+    return DeliveryFailed(first.str(), tuple(failures) or tuple(said))
 
 
 def _of_row(error: Any, topic: str, row: Mapping[str, Any]) -> Failure:
     first = error.args[0]
-    key, value = row.get("key"), row.get("value") or b""
-    key = key.encode() if isinstance(key, str) else key
-    return Failure(first.name(), first.str(), topic, row.get("partition", -1), key, len(value))
+    key, value = (v.encode() if isinstance(v, str) else v for v in (row.get("key"), row.get("value")))
+    text = first.str().removeprefix("Unable to produce message: ")
+    return Failure(first.name(), text, topic, row.get("partition", UNASSIGNED), key, len(value or b""))
 
 
 def make_producer(conf: Mapping[str, str], *, by_row: bool) -> Producer:
@@ -257,7 +293,8 @@ class Ready:
 class Pool:
     """The transactional producers of this process under one prefix, with one set of settings.
 
-    It keeps as many ready as the process needed for its last batch: Spark may run several tasks here, one by one.
+    It keeps as many ready as the process needed for its last batch, up to a limit: Spark may run several tasks here,
+    one by one, and each producer has threads and connections.
     """
 
     def __init__(self, prefix: str, conf: Mapping[str, str], *, topics: Sequence[str], by_row: bool) -> None:
@@ -300,7 +337,7 @@ class Pool:
     def warm_up(self, use: Use) -> None:
         """Begin to make the next ones. Called when a branch of `use` is prepared: everything before it is settled."""
         with self._lock:
-            while len(self._warm) < max(self._taken, self._taken_before, 1):
+            while len(self._warm) < min(max(self._taken, self._taken_before, 1), WARM_MAX):
                 number = self._free_number(use)
                 self._warm.append(_Initialising(number, self._make))
                 self._warm[-1].start()

@@ -15,7 +15,7 @@ from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.kafka_options import connection_options
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
+    from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined]
 
 #: After so long without an answer it is asked why. A login that was refused once will be refused again.
 PATIENCE_S = 1.0
@@ -28,7 +28,7 @@ UNREACHABLE_REMEDY = (
 )
 
 #: Where and when it happened, which librdkafka puts around what happened.
-_AROUND = re.compile(r"^\S+/(bootstrap|\d+): | \(after \d+ms in state .*\)$|\.$")
+_AROUND = re.compile(r"^\S+/(bootstrap|\d+): | \(after \d+ ?ms( in state .*)?\)$|\.$")
 
 
 class Reach:
@@ -43,24 +43,26 @@ class Reach:
         self.servers = servers
         self._errors: list[Any] = []
         settings: dict[str, Any] = {**connection_options(options), "bootstrap.servers": servers, "log_level": "2"}
+        settings["error_cb"] = self._errors.append
         try:
-            self.admin: AdminClient = AdminClient({**settings, "error_cb": self._errors.append})
+            self.admin = AdminClient(settings)
         except KafkaException as error:
             raise bad_options(error) from None
 
-    def metadata(self, topic: str | None, timeout_s: float) -> ClusterMetadata:
-        """The brokers and one topic, or all topics. Raises within the time limit, and sooner when the login fails."""
+    def metadata(self, topic: str, timeout_s: float) -> ClusterMetadata:
+        """The brokers and one topic, or none. Raises within the time limit, and sooner when the login fails."""
         from confluent_kafka import KafkaException
 
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         while True:
-            began = time.monotonic()
+            now = time.monotonic()
+            patience_s = max(0.1, min(PATIENCE_S, began + timeout_s - now))
             try:
-                return self.admin.list_topics(topic, timeout=min(PATIENCE_S, timeout_s))
+                return self.admin.list_topics(topic, timeout=patience_s)
             except KafkaException as error:
                 self.admin.poll(0)
-                now = time.monotonic()
-                if self._refusal() or now > deadline - 0.1 or now - began < 0.9 * min(PATIENCE_S, timeout_s):
+                waited_in_vain = time.monotonic() - now > 0.9 * patience_s
+                if self._refusal() or not waited_in_vain or time.monotonic() > began + timeout_s - 0.1:
                     raise self.explain(error, f"Kafka at {self.servers} cannot be reached") from None
 
     def _refusal(self) -> str:

@@ -42,7 +42,7 @@ def check_options(settings: Mapping[str, str]) -> None:
 def check_target(servers: str, options: Mapping[str, str], topic: str, timeout_s: float) -> None:
     """Raise unless the cluster can be reached and the topic is there for us to write to."""
     reach = Reach(servers, options)
-    found = reach.metadata(topic or None, timeout_s)
+    found = reach.metadata(topic, timeout_s)
     if topic:
         _require(found.topics[topic].error, topic, servers)
         _require_writable(reach, topic, timeout_s)
@@ -143,8 +143,10 @@ def write_record(
     from confluent_kafka import KafkaException, Producer
 
     errors: list[Any] = []
+    # Twice the same record says what one says, so it need not wait half a second for a producer id.
+    plain = {"enable.idempotence": "false", "log_level": "2"}
     try:
-        producer = Producer({**settings, "log_level": "2"})
+        producer = Producer({**settings, **plain})
     except KafkaException as error:
         raise bad_options(error) from None
     try:
@@ -157,6 +159,9 @@ def write_record(
         )
     except KafkaException as error:
         raise SinkUnavailable(f"A record for {topic} was not taken: {error.args[0].str()}.") from None
-    if producer.flush(timeout_s) or errors:
+    left = producer.flush(timeout_s)
+    if errors and "AUTHORIZATION" in errors[0].name():
+        raise ConfigError(f"This user may not write to the control topic {topic}.", remedy=ACL_REMEDY)
+    if left or errors:
         reason = errors[0].str() if errors else f"no answer within {timeout_s:.0f} s"
         raise SinkUnavailable(f"A record did not reach the control topic {topic}: {reason}.")

@@ -28,11 +28,19 @@ FETCH_BYTES_MAX = 8 * 1024 * 1024
 END_TXN_VERSION_MAX = 4
 #: Topic names are in fetch requests up to this version, topic ids after it.
 FETCH_VERSION_MAX = 12
+#: From this version on topics have ids.
+METADATA_VERSION_MIN = 10
+#: From this version on a leader may say that it does not know the end yet.
+LIST_OFFSETS_VERSION_MIN = 5
+LATEST = -1
 
 #: Settings of librdkafka that change nothing about who we are and whom we trust.
 HARMLESS = frozenset(
     {"ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list", "ssl.endpoint.identification.algorithm"}
 )
+
+#: What kafka-python can do without further libraries.
+LOGINS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 T = TypeVar("T")
 
@@ -68,7 +76,7 @@ class LogEnd:
 
 @dataclass(frozen=True)
 class Slice:
-    """Part of a log. `next_offset` is where the next slice begins, `end` where the log ended when it was read."""
+    """Part of a log. `next_offset` is where the next slice begins, `end` what the leader took for the end."""
 
     entries: Sequence[LogRecord | LogEnd]
     next_offset: int
@@ -107,6 +115,7 @@ class Wire:
 
     def fence(self, transactional_id: str, transaction_timeout_ms: int) -> str:
         """Give the id a new epoch: what is open under it is aborted, and whoever had it can write no more."""
+        from kafka.errors import TransactionalIdAuthorizationFailedError
         from kafka.protocol.producer.transaction import InitProducerIdRequest
 
         async def ask() -> str:
@@ -117,7 +126,10 @@ class Wire:
                 producer_epoch=-1,
                 max_version=4,
             )
-            return _answer(await self._to_coordinator(transactional_id, request))
+            try:
+                return _answer(await self._to_coordinator(transactional_id, request))
+            except TransactionalIdAuthorizationFailedError as error:
+                return str(error.message)
 
         return self._until_answered(f"InitProducerId of {transactional_id}", ask)
 
@@ -157,28 +169,55 @@ class Wire:
         """How many partitions the topic has; none when it does not exist."""
         return len(self._until_answered(f"Metadata of {topic}", lambda: self._leaders(topic)))
 
+    def topic_id(self, topic: str) -> str:
+        """Which topic of that name it is: one that was deleted and created again is another (KIP-516)."""
+
+        async def ask() -> str:
+            found = await self._described(topic)
+            _raise_for(found.error_code)
+            return str(found.topic_id)
+
+        return self._until_answered(f"Metadata of {topic}", ask)
+
     async def _leaders(self, topic: str) -> dict[int, int]:
         """partition -> the broker that leads it."""
-        from kafka.protocol.metadata import MetadataRequest
-
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
-        response = await self._manager.send(
-            MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=9)
-        )
-        (found,) = response.topics
+        found = await self._described(topic)
         if _error(found.error_code).message == "UNKNOWN_TOPIC_OR_PARTITION":
             return {}
         _raise_for(found.error_code)
         return {p.partition_index: p.leader_id for p in found.partitions}
 
+    async def _described(self, topic: str) -> Any:
+        from kafka.protocol.metadata import MetadataRequest
+
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
+        response = await self._manager.send(
+            MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=METADATA_VERSION_MIN)
+        )
+        (found,) = response.topics
+        return found
+
+    def log_end(self, topic: str, partition: int) -> int:
+        """Where the log ends: everything that was acknowledged by now lies before that.
+
+        The high watermark that comes with a fetch does not say so. A new leader may answer with one from before its
+        election; asked for the end, it answers only once it knows better (KIP-207).
+        """
+
+        async def ask() -> int:
+            leader = await self._leader(topic, partition)
+            response = await self._manager.send(_list_offsets(topic, partition), node_id=leader)
+            found = response.topics[0].partitions[0]
+            _raise_for(found.error_code)
+            return int(found.offset)
+
+        return self._until_answered(f"ListOffsets of {topic}", ask)
+
     def read(self, topic: str, partition: int, offset: int) -> Slice:
         """Everything from an offset on, uncommitted records and the ends of transactions included."""
-        from kafka.errors import LeaderNotAvailableError
 
         async def ask() -> Slice:
-            leader = (await self._leaders(topic)).get(partition)
-            if leader is None or leader < 0:
-                raise LeaderNotAvailableError(f"partition {partition} of {topic} has no leader")
+            leader = await self._leader(topic, partition)
             response = await self._manager.send(_fetch(topic, partition, offset), node_id=leader)
             _raise_for(response.error_code)
             found = response.responses[0].partitions[0]
@@ -188,6 +227,14 @@ class Wire:
             return _slice(found.records, offset, found.high_watermark)
 
         return self._until_answered(f"Fetch of {topic}", ask)
+
+    async def _leader(self, topic: str, partition: int) -> int:
+        from kafka.errors import LeaderNotAvailableError
+
+        leader = (await self._leaders(topic)).get(partition, -1)
+        if leader < 0:
+            raise LeaderNotAvailableError(f"partition {partition} of {topic} has no leader")
+        return leader
 
     # Asking again -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +267,6 @@ def to_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
         "sasl.mechanism": "sasl_mechanism",
         "sasl.username": "sasl_plain_username",
         "sasl.password": "sasl_plain_password",
-        "sasl.kerberos.service.name": "sasl_kerberos_service_name",
         "ssl.ca.location": "ssl_cafile",
         "ssl.certificate.location": "ssl_certfile",
         "ssl.key.location": "ssl_keyfile",
@@ -232,6 +278,9 @@ def to_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
     if options.get("ssl.endpoint.identification.algorithm") == "none":
         found["ssl_check_hostname"] = False
     unknown = sorted(n for n in options if n.startswith(("sasl.", "ssl.")) and n not in words and n not in HARMLESS)
+    mechanism = options.get("sasl.mechanism", "PLAIN")
+    if mechanism not in LOGINS:
+        unknown.insert(0, f"sasl.mechanism={mechanism}")
     if unknown:
         raise ConfigError(
             f"The Kafka sink's control path cannot do what {', '.join(unknown)} says.",
@@ -250,9 +299,9 @@ def _connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> Kafk
             raise ConfigError(f"{other} hides the library kafka-python.", remedy="Give it another name.") from None
         raise MissingExtra("The Kafka sink needs kafka-python, which is not installed.", extra="kafka") from None
     settings = to_kafka_python(connection_options(options))
-    # kafka-python tells nobody why it cannot connect; and at level DEBUG it tells its log the password.
+    # kafka-python tells nobody why it cannot connect; and at level DEBUG it tells its log all, the password included.
     Reach(servers, options).metadata("", timeout_s)
-    logging.getLogger("kafka.admin.client").setLevel(logging.INFO)
+    logging.getLogger("kafka").setLevel(max(logging.INFO, logging.getLogger("kafka").level))
     try:
         return KafkaAdminClient(
             bootstrap_servers=[server.strip() for server in servers.split(",")],
@@ -293,9 +342,23 @@ def _raise_unless_transient(what: str, servers: str, error: Any) -> None:
     if isinstance(error, SaslAuthenticationFailedError):
         raise ConfigError(f"Kafka at {servers} refused the login: {error}.", remedy=LOGIN_REMEDY) from None
     if isinstance(error, AuthorizationError):
-        raise ConfigError(f"Kafka at {servers} does not allow {what}: {error}.", remedy=ACL_REMEDY) from None
+        raise ConfigError(f"Kafka at {servers} does not allow {what}: {error.message}.", remedy=ACL_REMEDY) from None
     if not (error.retriable or isinstance(error, UnknownBrokerIdError)):
         raise SinkUnavailable(f"Kafka at {servers} refused {what}: {error}.") from error
+
+
+def _list_offsets(topic: str, partition: int) -> Any:
+    from kafka.protocol.consumer.offsets import ListOffsetsRequest
+
+    wanted = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+        partition_index=partition, current_leader_epoch=-1, timestamp=LATEST
+    )
+    return ListOffsetsRequest(
+        replica_id=-1,
+        isolation_level=0,
+        topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[wanted])],
+        min_version=LIST_OFFSETS_VERSION_MIN,
+    )
 
 
 def _fetch(topic: str, partition: int, offset: int) -> Any:

@@ -13,12 +13,15 @@ from semel.sinks.base import StagedPart, Writer
 from semel.sinks.kafka_delivery import DeliveryFailed, Failure
 from semel.sinks.kafka_markers import marker_record, partition_of
 from semel.sinks.kafka_producers import Pool, Producer, Ready, forget_plain_producer, plain_producer, pool_for
+from semel.sinks.kafka_reach import LOGIN_REMEDY, tidy
 from semel.sinks.kafka_rows import BY_ROW, rows_by_topic
+from semel.sinks.librdkafka import UNASSIGNED
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ABORT_TIMEOUT_S = 10.0
+ABORT_FLUSH_S = 2.0
 KEY_CHARACTERS_SHOWN = 60
 
 #: What librdkafka calls a failure -> what to do about it.
@@ -30,6 +33,8 @@ REMEDIES = {
     "then start the pipeline again.",
     "UNKNOWN_TOPIC_OR_PART": "Create the topic, then start the pipeline again.",
     "_UNKNOWN_TOPIC": "Create the topic, then start the pipeline again.",
+    "TOPIC_EXCEPTION": "Correct the name of the topic, then start the pipeline again.",
+    "_AUTHENTICATION": f"{LOGIN_REMEDY} Then start the pipeline again.",
     "_UNKNOWN_PARTITION": "Write to partitions that the topic has, or leave the column partition out.",
     "INVALID_TRANSACTION_TIMEOUT": "Lower transaction_timeout_ms, or raise transaction.max.timeout.ms of the brokers.",
 }
@@ -124,7 +129,11 @@ class KafkaWriter(Writer):
     def abort(self) -> None:
         ready, self._ready = self._ready, None
         if ready is not None:
-            with suppress(DeliveryFailed):  # the broker aborts it after its timeout, and the next start before that
+            # librdkafka forgets a partition that is just being added to the transaction, takes it for empty, and leaves
+            # it open at the broker. When the rows have arrived, it has not.
+            with suppress(DeliveryFailed):
+                ready.producer.flush(ABORT_FLUSH_S)
+            with suppress(DeliveryFailed):  # the driver ends what is left over, and the broker after its timeout
                 ready.producer.abort_transaction(ABORT_TIMEOUT_S)
             ready.producer.drop()
         if self._plain is not None:
@@ -133,12 +142,22 @@ class KafkaWriter(Writer):
 
     def _failed(self, error: DeliveryFailed) -> BatchFailed:
         first = error.failures[0] if error.failures else Failure("", str(error))
-        where = f" (partition {first.partition}, key {_shown(first.key)}, {first.size} bytes)" if first.topic else ""
-        more = f"; {len(error.failures)} rows failed or more" if len(error.failures) > 1 else ""
+        what = f"did not take a row{self._where(first)}" if first.topic else "did not let a task write"
+        rows = sum(f.size >= 0 for f in error.failures)
+        more = f"; {rows} rows failed or more" if rows > 1 and first.topic else ""
         return BatchFailed(
-            f"{self.target} did not take a row{where}: {first.text}{more}.",
+            f"{self.target} {what}: {tidy(first.text)}{more}.",
             remedy=next((REMEDIES[name] for name in (f.name for f in error.failures) if name in REMEDIES), ""),
         )
+
+    def _where(self, failure: Failure) -> str:
+        known = [
+            f"topic {failure.topic}" if failure.topic != self.topic else "",
+            f"partition {failure.partition}" if failure.partition != UNASSIGNED else "",
+            f"key {_shown(failure.key)}, {failure.size} bytes" if failure.size >= 0 else "",
+        ]
+        text = ", ".join(word for word in known if word)
+        return f" ({text})" if text else ""
 
 
 def _shown(key: bytes | None) -> str:

@@ -18,7 +18,7 @@ from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semel.sinks.kafka_delivery import DeliveryFailed, Failure
+from semel.sinks.kafka_delivery import NO_ANSWER, NOTHING_WRONG, PURGED, DeliveryFailed, Failure, patiently
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,8 @@ ROWS_PER_CALL = 10_000
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 WAITING_ROWS_MIN, WAITING_ROWS_MAX = 1_000, 400_000
 FAILURES_KEPT = 20
-METADATA_TIMEOUT_MS = 30_000
+METADATA_TIMEOUT_S = 30.0
+ABORT_SLICE_MS = 50
 #: How long a topic that was just created may be unknown to brokers; librdkafka's own setting and default.
 PROPAGATION = ("topic.metadata.propagation.max.ms", "30000")
 PROPAGATION_PAUSE_S = 0.1
@@ -86,6 +87,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rd_kafka_abort_transaction": (c_void_p, (c_void_p, c_int)),
     "rd_kafka_error_name": (c_char_p, (c_void_p,)),
     "rd_kafka_error_string": (c_char_p, (c_void_p,)),
+    "rd_kafka_error_is_retriable": (c_int, (c_void_p,)),
     "rd_kafka_error_destroy": (None, (c_void_p,)),
     "rd_kafka_err2name": (c_char_p, (c_int,)),
     "rd_kafka_err2str": (c_char_p, (c_int,)),
@@ -140,6 +142,7 @@ class NativeProducer:
         self._partitions: dict[str, int] = {}
         self._propagation_s = int(conf.get(*PROPAGATION)) / 1000
         self._failures: list[Failure] = []
+        self._trouble: Failure | None = None
         self._handle = self._new(conf)
         self._queue = self._lib.rd_kafka_queue_get_main(self._handle)
 
@@ -169,21 +172,36 @@ class NativeProducer:
     # Transactions -----------------------------------------------------------------------------------------------------
 
     def init_transactions(self, timeout_s: float) -> None:
-        self._check(self._lib.rd_kafka_init_transactions(self._handle, int(timeout_s * 1000)))
+        patiently(lambda s: self._check(self._lib.rd_kafka_init_transactions(self._handle, int(s * 1000))), timeout_s)
 
     def begin_transaction(self) -> None:
         self._check(self._lib.rd_kafka_begin_transaction(self._handle))
 
     def abort_transaction(self, timeout_s: float) -> None:
-        self._check(self._lib.rd_kafka_abort_transaction(self._handle, int(timeout_s * 1000)))
+        """It waits until every row that it gives up is reported, and the reports must be taken meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while error := self._lib.rd_kafka_abort_transaction(self._handle, ABORT_SLICE_MS):
+            if _text(self._lib.rd_kafka_error_name(error)) != "_TIMED_OUT" or time.monotonic() > deadline:
+                self._check(error)
+            self._lib.rd_kafka_error_destroy(error)
+            self._serve(0)
 
     def _check(self, error: int | None) -> None:
         if error:
-            name, text = self._lib.rd_kafka_error_name(error), self._lib.rd_kafka_error_string(error)
-            failure = Failure(_text(name), _text(text))
-            self._lib.rd_kafka_error_destroy(error)
-            self._serve(0)
-            raise DeliveryFailed(failure.text, (failure, *self._failures))
+            raise self._failed(self._taken(error))
+
+    def _taken(self, error: int) -> Failure:
+        lib = self._lib
+        name, text = _text(lib.rd_kafka_error_name(error)), _text(lib.rd_kafka_error_string(error))
+        failure = Failure(name, text, retriable=bool(lib.rd_kafka_error_is_retriable(error)))
+        lib.rd_kafka_error_destroy(error)
+        return failure
+
+    def _failed(self, failure: Failure) -> DeliveryFailed:
+        """Where no answer came, the reason is among the reports."""
+        self._serve(0)
+        trouble = [self._trouble] if self._trouble and (failure.retriable or failure.name in NO_ANSWER) else []
+        return DeliveryFailed(failure.text, (*trouble, failure, *self._failures))
 
     # Rows -------------------------------------------------------------------------------------------------------------
 
@@ -273,23 +291,23 @@ class NativeProducer:
         number -1, and they never leave.
         """
         deadline = time.monotonic() + self._propagation_s
-        while code := self._look_up(topic):
-            name = self._name(code)
-            if name not in NOT_KNOWN_YET or time.monotonic() > deadline:
-                failure = Failure(name, _text(self._lib.rd_kafka_err2str(code)), topic)
+        while code := patiently(functools.partial(self._look_up, topic), METADATA_TIMEOUT_S):
+            failure = Failure(self._name(code), _text(self._lib.rd_kafka_err2str(code)), topic)
+            if failure.name not in NOT_KNOWN_YET or time.monotonic() > deadline:
                 raise DeliveryFailed(failure.text, (failure,))
             time.sleep(PROPAGATION_PAUSE_S)
 
-    def _look_up(self, topic: str) -> int:
-        """Find out how many partitions the topic has. Returns librdkafka's error code, 0 for none."""
+    def _look_up(self, topic: str, timeout_s: float) -> int:
+        """Find out how many partitions the topic has. Returns what librdkafka holds against it, 0 for nothing."""
         found = POINTER(Metadata)()
-        code = int(
-            self._lib.rd_kafka_metadata(self._handle, 0, self._topics[topic], ctypes.byref(found), METADATA_TIMEOUT_MS)
+        asked = self._lib.rd_kafka_metadata(
+            self._handle, 0, self._topics[topic], ctypes.byref(found), int(timeout_s * 1000)
         )
-        if not code:
-            said = found.contents.topics[0]
-            code, partitions = said.err, said.partition_cnt
-            self._lib.rd_kafka_metadata_destroy(found)
+        if asked:
+            raise self._failed(Failure(self._name(asked), _text(self._lib.rd_kafka_err2str(asked))))
+        said = found.contents.topics[0]
+        code, partitions = int(said.err), int(said.partition_cnt)
+        self._lib.rd_kafka_metadata_destroy(found)
         if not code:
             self._partitions[topic] = partitions
         return code
@@ -301,17 +319,26 @@ class NativeProducer:
 
     def raise_failures(self) -> None:
         if self._failures:
-            raise DeliveryFailed(self._failures[0].text, tuple(self._failures))
+            cause = self._why_purged() if self._failures[0].name in PURGED else []
+            failures = (*cause, *self._failures)
+            raise DeliveryFailed(failures[0].text, failures)
+
+    def _why_purged(self) -> list[Failure]:
+        """What is wrong with the transaction: it is told to whoever asks for another one, and nothing else happens."""
+        error = self._lib.rd_kafka_begin_transaction(self._handle)
+        said = [self._taken(error)] if error else []
+        return [failure for failure in said if failure.name not in NOTHING_WRONG]
 
     def _serve(self, wait_ms: int) -> None:
         """Take every event that is there; wait for the first one at most so long."""
         while event := self._lib.rd_kafka_queue_poll(self._queue, wait_ms):
             if self._lib.rd_kafka_event_type(event) == EVENT_DR:
                 self._keep(self._failed_rows(event))
-            elif self._is_fatal():
+            else:
                 code = self._lib.rd_kafka_event_error(event)
-                text = _text(self._lib.rd_kafka_event_error_string(event))
-                self._keep([Failure(self._name(code), text)])
+                trouble = Failure(self._name(code), _text(self._lib.rd_kafka_event_error_string(event)))
+                self._keep([trouble] if self._is_fatal() else [])
+                self._trouble = trouble if trouble.name != "_ALL_BROKERS_DOWN" else self._trouble
             self._lib.rd_kafka_event_destroy(event)
             wait_ms = 0
 

@@ -23,6 +23,8 @@ INTERNAL = frozenset({"__consumer_offsets", "__share_group_state", "__transactio
 LOOK_EVERY_S = 0.05
 #: What a coordinator answers while it is not ready. It is soon.
 COORDINATOR_BUSY = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
+#: What a broker answers to a client that knows an older leader of a partition.
+LEADER_MOVED = ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION")
 #: Errors that no patience mends: the client is not let in.
 LOCKED_OUT = ("_AUTHENTICATION", "_SSL")
 
@@ -99,14 +101,23 @@ class Broker:
 
     def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Up to where a read_committed consumer can read now: the last stable offset."""
-        from confluent_kafka import IsolationLevel, TopicPartition, admin
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition, admin
 
         specs: Any = admin
         asked = {TopicPartition(*partition): specs.OffsetSpec.latest() for partition in partitions}
         if not asked:
             return {}
-        answers = self._client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, **self._limit)
-        return {(p.topic, p.partition): self._require(a).offset for p, a in self._answers(answers).items()}
+        level = {"isolation_level": IsolationLevel.READ_COMMITTED, **self._limit}
+        answers = self._answers(self._client.list_offsets(asked, **level))
+        if any(_code(answer) in LEADER_MOVED for answer in answers.values()):
+            # The client goes by what it knew of the leaders before they were restarted, until it is made to look.
+            try:
+                for topic in sorted({str(p.topic) for p in asked}):
+                    self._client.list_topics(topic, timeout=self.timeout_s)
+            except KafkaException as error:
+                self._fail(error)
+            answers = self._answers(self._client.list_offsets(asked, **level))
+        return {(p.topic, p.partition): self._require(a).offset for p, a in answers.items()}
 
     def report(self, group: str, offsets: Offsets) -> None:
         """Commit offsets under the name of a group."""

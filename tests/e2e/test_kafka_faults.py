@@ -1,0 +1,248 @@
+"""Faults of Kafka pipelines that one failpoint does not make: dead executors, dead brokers, zombies, timeouts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from semel.dev.kafka import KafkaCluster, kafka
+from semel.errors import SourceUnavailable
+from semel.sources.kafka_broker import Broker, Offsets, Partition
+from tests.e2e.kafka_game import KafkaGame
+from tests.processes import descends, executors_of, is_stopped, stopped_workers, wait_until
+
+Make = Callable[..., KafkaGame]
+#: How soon a reader must go on after the death of a task; the transaction's own timeout is 15 minutes.
+ORPHAN_SECONDS_MAX = 30.0
+
+
+def wait_for_stop(child: subprocess.Popen[str]) -> None:
+    wait_until(lambda: child.poll() is not None or is_stopped(child.pid), 120)
+    assert child.poll() is None, child.communicate()
+
+
+def wake(child: subprocess.Popen[str]) -> None:
+    os.killpg(child.pid, signal.SIGCONT)
+
+
+# Executors ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_transaction_of_a_killed_executor_is_ended_and_readers_go_on(make_kafka_game: Make) -> None:
+    """FLINK-34554: a transaction that nobody ends holds up every reader of the topic until its timeout.
+
+    Both tasks of batch 1 have sent their rows and stop before they prepare. One executor dies, the other task goes on.
+    """
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    game = make_kafka_game(batches=3, master="local-cluster[2,1,1024]", shape="hanging")
+    child = game.start()
+    wait_until(lambda: len(stopped_workers(child.pid)) == 2, 90)
+    orphan, other = stopped_workers(child.pid)
+    assert len(game.open_transactions()) == 2
+    assert game.committed() == game.setup.rows_per_batch
+    executor = next(e for e in executors_of(child.pid) if descends(orphan, e))
+    os.kill(executor, signal.SIGKILL)
+    os.kill(other, signal.SIGCONT)
+    wait_until(lambda: len(game.watcher.sights) == game.dealt, ORPHAN_SECONDS_MAX)
+    life = game.finish(child)
+    assert life.returncode == 0, life
+    assert life.batches("committed") == [0, 1, 2]
+    game.require_exactly_once()
+
+
+# Brokers ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_killed_between_prepare_decision_and_commit(
+    make_kafka_game: Make, kafka_cluster: KafkaCluster
+) -> None:
+    """The open transactions are in the broker's log: they outlive it, and the driver goes on with them."""
+    game = make_kafka_game(batches=8)
+    child = game.start("batch.prepared@2=stop,batch.decided@4=stop")
+    for _ in range(2):
+        wait_for_stop(child)
+        prepared = game.open_transactions()
+        assert len(prepared) == 2
+        kafka_cluster.kill()
+        kafka_cluster.start()
+        assert game.open_transactions() == prepared
+        wake(child)
+        wait_until(lambda: not is_stopped(child.pid))
+    assert game.finish(child).returncode == 0
+    game.deal(3)
+    assert game.live("batch.decided@2").killed
+    kafka_cluster.kill()
+    kafka_cluster.start()
+    last = game.live()
+    assert last.returncode == 0, last
+    assert [(e["batch"], e["staged"]) for e in last.events if e.get("how") == "forwarded"] == [(9, False)]
+    game.require_exactly_once()
+
+
+def test_a_pipeline_outlives_a_broker_that_is_away_for_some_batches(
+    make_kafka_game: Make, kafka_cluster: KafkaCluster
+) -> None:
+    game = make_kafka_game(batches=8)
+    child = game.start()
+    assert next(e for e in game.events(child) if e["event"] == "batch")
+    kafka_cluster.stop()
+    time.sleep(4)
+    assert child.poll() is None
+    kafka_cluster.start()
+    life = game.finish(child)
+    assert life.returncode == 0, life
+    game.require_exactly_once()
+
+
+def test_a_broker_that_stays_away_ends_the_pipeline_with_a_clear_error(
+    make_kafka_game: Make, kafka_cluster: KafkaCluster
+) -> None:
+    """What was decided is committed by the next start, without being written again."""
+    game = make_kafka_game(batches=4, kafka={"timeout_s": 1.0})
+    child = game.start("batch.decided@2=stop")
+    wait_for_stop(child)
+    kafka_cluster.stop()
+    wake(child)
+    life = game.finish(child)
+    assert life.returncode == 1
+    what, now, remedy = _three_lines(life.error, "CommitStalled: ")
+    assert what.startswith("Batch 1 is decided but could not be committed to ")
+    assert now.startswith("  the data now: batch 1 is decided; visible in: no sink yet; still to commit: ")
+    assert remedy.startswith("  what to do: Bring the sink back and start the pipeline again")
+    kafka_cluster.start()
+    last = game.live()
+    assert last.returncode == 0, last
+    assert [(e["batch"], e["staged"]) for e in last.events if e.get("how") == "forwarded"] == [(1, False)]
+    game.require_exactly_once()
+
+
+def test_the_lag_is_measured_again_when_the_broker_has_been_restarted(
+    make_kafka_game: Make, kafka_cluster: KafkaCluster
+) -> None:
+    """librdkafka's admin client goes on asking with the leader epoch that it knew before the restart."""
+    game = make_kafka_game(batches=1)
+    broker = Broker({"kafka.bootstrap.servers": kafka_cluster.bootstrap}, 10.0)
+    partitions = [(game.setup.topics[0], number) for number in (0, 1)]
+    before = broker.end_offsets(partitions)
+    assert sum(before.values()) == game.dealt
+    kafka_cluster.kill()
+    kafka_cluster.start()
+    wait_until(lambda: _end_offsets(broker, partitions) == before, 10)
+
+
+def _end_offsets(broker: Broker, partitions: list[Partition]) -> Offsets:
+    """A broker that has just come back may know no leader yet."""
+    try:
+        return broker.end_offsets(partitions)
+    except SourceUnavailable:
+        return {}
+
+
+def _three_lines(error: str, kind: str) -> list[str]:
+    """What semel said, out of what Spark makes of it."""
+    assert kind in error, error[:3000]
+    return error.partition(kind)[2].splitlines()[:3]
+
+
+def test_the_transaction_coordinator_fails_over_between_prepare_and_commit(
+    make_kafka_game: Make, tmp_path: Path
+) -> None:
+    """Another broker takes over the open transactions, and the driver finds it."""
+    with kafka(tmp_path / "kafka", brokers=3, quick=True, heap_mb=256) as cluster:
+        game = make_kafka_game(batches=4, servers=cluster.bootstrap)
+        child = game.start("batch.decided@2=stop")
+        wait_for_stop(child)
+        prepared = game.open_transactions()
+        assert len(prepared) == 2
+        coordinator = game.coordinator(prepared[0])
+        cluster.kill(coordinator)
+        wake(child)
+        life = game.finish(child)
+        assert life.returncode == 0, life
+        assert not cluster.is_alive(coordinator)
+        cluster.start_all()
+        game.require_exactly_once()
+        game.end()
+
+
+# Zombies ------------------------------------------------------------------------------------------------------------
+
+
+def test_zombie_drivers_are_fenced_and_change_nothing(make_kafka_game: Make) -> None:
+    """Two drivers are stopped, one before its decision and one after it; a third finishes; then both wake up."""
+    game = make_kafka_game(batches=6)
+    zombies = []
+    for point in ("batch.prepared@2=stop", "batch.decided@2=stop"):
+        zombies.append(game.start(point))
+        wait_for_stop(zombies[-1])
+    last = game.live()
+    assert last.returncode == 0, last
+    assert len(last.batches("forwarded")) == 1
+    seen = game.require_exactly_once()
+    for incarnation, zombie in enumerate(zombies, start=1):
+        wake(zombie)
+        woken = game.finish(zombie)
+        assert woken.returncode == 1
+        what, now, remedy = _three_lines(woken.error, "Fenced: ")
+        assert what.startswith(f"Incarnation {incarnation} "), what
+        assert now.startswith("  the data now: this driver made nothing of its last batch visible")
+        assert remedy.startswith("  what to do: Leave this one stopped.")
+    assert game.require_exactly_once() == seen
+
+
+# Timeouts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark35
+def test_a_decided_batch_outlives_the_timeout_of_its_transactions(make_kafka_game: Make) -> None:
+    """Flink logs that the data is lost, and goes on. Here what the broker aborted is written again, and only that."""
+    game = make_kafka_game(batches=5, kafka={"transaction_timeout_ms": 5_000})
+    assert game.live("batch.decided@2").killed
+    wait_until(lambda: not game.open_transactions(), 20)
+    # The next start writes batch 1 again, which is decided anew; the second decision of that life is of batch 2.
+    assert game.live("batch.decided@2").killed
+    assert [(d.mends, sorted(c.tasks for c in d.committables)) for d in game.decisions(1)] == [
+        (False, [(0,), (1,)]),
+        (True, [(0,), (1,)]),
+    ]
+    # The driver might have died after it ended the first of two transactions.
+    (decision,) = game.decisions(2)
+    kept, gone = sorted(decision.committables, key=lambda c: c.tasks)
+    marker = game.marker_log().markers[kept.branches[0]]
+    assert marker.transaction is not None
+    assert game.world.wire.end(marker.transaction, commit=True) == "NO_ERROR"
+    wait_until(lambda: not game.open_transactions(), 20)
+    last = game.live()
+    assert last.returncode == 0, last
+    assert [(e["batch"], e["staged"]) for e in last.events if e.get("how") == "forwarded"] == [(2, True)]
+    _, mended = game.decisions(2)
+    assert mended.mends
+    assert [c.tasks for c in mended.committables] == [gone.tasks]
+    game.require_exactly_once()
+
+
+# Checkpoints --------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_older_than_the_output_is_refused(make_kafka_game: Make, tmp_path: Path) -> None:
+    """iceberg#10892, delta#1813, hudi#12368: the sink skips what it takes for seen; rows are lost without a word."""
+    game = make_kafka_game(batches=4)
+    assert game.live("batch.began@3").killed
+    game.copy_checkpoint(tmp_path / "old")
+    assert game.live().returncode == 0
+    game.copy_checkpoint(tmp_path / "new")
+    seen = game.require_exactly_once()
+    game.restore_checkpoint(tmp_path / "old")
+    refused = game.live()
+    assert refused.returncode == 1
+    assert [e["kind"] for e in refused.events if e["event"] == "failed"] == ["CheckpointRolledBack"]
+    assert "has seen batch 3, but the checkpoint knows batches only up to 1: it is older" in refused.error
+    game.restore_checkpoint(tmp_path / "new")
+    assert game.require_exactly_once() == seen

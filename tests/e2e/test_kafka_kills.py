@@ -1,0 +1,69 @@
+"""kill -9 at every arrow of the protocol, Kafka to Kafka, with a read_committed reader running all the time.
+
+One pipeline lives through all kills in a row, so that each life both recovers from the last kill and runs into the
+next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from semel.failpoints import FAILPOINTS
+from tests.e2e.kafka_game import KafkaGame
+from tests.e2e.kafka_points import IN_A_TASK, POINTS
+
+# The points of a start are more telling after a kill that leaves something to recover: transactions that nobody has
+# decided, or a decision that nobody has committed.
+ORDER = (
+    "batch.began",
+    "task.wrote",
+    "kafka.marked",
+    "task.prepared",
+    "batch.staged",
+    "startup.claimed",
+    "startup.closed",
+    "batch.prepared",
+    "startup.swept",
+    "log.written",
+    "batch.decided",
+    "startup.committed",
+    "kafka.committed",
+    "batch.committed",
+)
+# At which hit to kill, so that a life commits a batch before it dies. Before the second decision, the log has written
+# a probe, the claim, the closing of a slot and the first decision. The second batch ends its first transaction third.
+NTH = {"log.written": 5, "kafka.committed": 3} | dict.fromkeys((p for p in POINTS if p.startswith("startup.")), 1)
+#: Two workers a life, each with a few ids, and those of a life before it whose workers have not noticed its end yet.
+IDS_MAX = 12
+#: Whoever dies here leaves a decided batch, which the next one that gets so far commits without writing it again.
+DECIDED = ("batch.decided", "kafka.committed", "batch.committed")
+
+
+def test_kill_at_every_failpoint(make_kafka_game: Callable[..., KafkaGame]) -> None:
+    game = make_kafka_game(batches=2 * len(ORDER))
+    left_decided: list[str] = []
+    for point in ORDER:
+        life = game.live(f"{point}@{NTH.get(point, 2)}")
+        died = "failed before it was decided" in life.error if point in IN_A_TASK else life.killed
+        assert died, f"{point}: {life}"
+        if not point.startswith("startup."):
+            forwarded = [e["staged"] for e in life.events if e.get("how") == "forwarded"]
+            assert forwarded == [False] * len(left_decided), f"{point} after {left_decided}"
+            left_decided = [point] if point in DECIDED else []
+        game.committed()
+        if point == "startup.swept":
+            # Readers are held up no longer by what the driver before had prepared and never decided.
+            assert game.open_transactions() == []
+    last = game.live()
+    assert last.returncode == 0, last
+    assert [e["staged"] for e in last.events if e.get("how") == "forwarded"] == [False]
+    game.require_exactly_once()
+    transactions = game.transactions()
+    # Brokers remember an id for a week: there is a small pool of them, and never one for each transaction.
+    assert len(transactions) >= 2 * game.batches
+    assert len({transaction.id for transaction in transactions}) <= IDS_MAX
+
+
+def test_the_order_names_every_failpoint_that_a_kafka_pipeline_passes() -> None:
+    assert sorted(ORDER) == sorted(POINTS)
+    assert set(NTH) <= set(FAILPOINTS)

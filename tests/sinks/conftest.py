@@ -1,0 +1,23 @@
+"""The broker of the Kafka tests in this folder: one for all, and topics for each."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from semel.dev.kafka import KafkaCluster
+from tests.sinks.kafka_rig import Rig
+
+
+@pytest.fixture
+def rig(kafka_cluster: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    # The slots of workers are files in the temporary folder, and stay there.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = Rig(kafka_cluster.bootstrap)
+    try:
+        yield made
+    finally:
+        made.end()
