@@ -111,7 +111,8 @@ class KafkaWorld:
             time.sleep(0.02)
 
     def _states(self) -> list[str]:
-        listed = self.wire._client.list_transactions()
+        # The wire asks again while a broker that was killed is not quite back.
+        listed = self.wire._until_answered("ListTransactions", self.wire._client._async_list_transactions)
         return [t.state.value for of_broker in listed.values() for t in of_broker]
 
     def marker_log(self, sink: str) -> MarkerLog:

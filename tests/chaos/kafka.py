@@ -13,11 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from semel.dev.kafka import kafka
-from tests.chaos.lives import Broken, Chaos
+from tests.chaos.lives import Chaos
 from tests.chaos.plan import plan_faults
 from tests.e2e.archive import use_class_archive
 from tests.e2e.child import Setup
@@ -97,9 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
                 rows_per_batch=given.rows_per_batch,
                 say=say,
             )
-        except (Broken, AssertionError) as error:
-            say(f"broken off: {error}")
-            sys.stdout.write(json.dumps({"seed": given.seed, "verdict": "unknown"}) + "\n")
+        except Exception as error:  # noqa: BLE001 - whatever it was, nothing is known of the data
+            say(f"broken off: {type(error).__name__}: {error}")
+            unknown = dict.fromkeys(field.name for field in fields(Result))
+            sys.stdout.write(json.dumps({**unknown, "seed": given.seed, "verdict": "unknown"}) + "\n")
             return 2
     sys.stdout.write(json.dumps(asdict(result)) + "\n")
     return 0 if result.verdict is True else 1

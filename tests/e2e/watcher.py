@@ -8,7 +8,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from semel.sources.kafka_broker import Broker
+from semel.errors import SourceUnavailable
+from semel.sources.kafka_broker import Broker, Offsets
 from tests.e2e.kafka_audit import Sight
 from tests.processes import wait_until
 
@@ -71,11 +72,21 @@ class Watcher(threading.Thread):
 
     def caught_up(self) -> list[Sight]:
         """All that a reader can see now."""
-        # A client that knew the broker before it was killed asks with an old leader epoch, and is refused.
-        broker = Broker({"kafka.bootstrap.servers": self._servers}, TIMEOUT_S)
-        stable = broker.end_offsets([(self.topic, p) for p in self.partitions])
+        stable = self._last_stable_offsets()
         wait_until(lambda: all(self._end.get(p, -1) >= end for (_, p), end in stable.items()), TIMEOUT_S)
         return self.sights
+
+    def _last_stable_offsets(self) -> Offsets:
+        """Asked again while a broker that was killed knows no leader yet."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                broker = Broker({"kafka.bootstrap.servers": self._servers}, TIMEOUT_S)
+                return broker.end_offsets([(self.topic, p) for p in self.partitions])
+            except SourceUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
 
 def _sight(message: Any, now: float) -> Sight:

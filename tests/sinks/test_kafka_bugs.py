@@ -103,7 +103,7 @@ def test_the_broker_itself_does_not_commit_an_empty_transaction(rig: Rig) -> Non
 def test_a_transaction_that_ran_out_of_time_is_gone_and_is_written_again(rig: Rig) -> None:
     """Flink logs it, goes on, and the rows are lost. Here the marker proves that they are gone, and only they are."""
     topic = rig.topic()
-    sink = rig.sink(topic, transaction_timeout_ms=4000)
+    sink = rig.sink(topic, transaction_timeout_ms=2000)
     with started(sink) as participant:
         late = prepare_one(participant, sink, attempt(0), records_of(1, 2))
         wait_until(lambda: rig.marker(late.branches[0]).fate is Fate.ABORTED, 30)

@@ -160,6 +160,20 @@ def test_a_marker_that_compaction_has_dropped_was_of_an_aborted_transaction(rig:
         assert participant.commit(committable) is Outcome.GONE
 
 
+def test_what_was_committed_a_moment_ago_counts_before_its_end_is_in_the_control_topic(rig: Rig) -> None:
+    """EndTxn is answered first: for some milliseconds the marker of a committed transaction still looks open."""
+    sink = rig.sink(rig.topic())
+    with started(sink) as participant:
+        gone = prepare_one(participant, sink, attempt(0), records_of(1))
+        rig.world.end_by_branch(gone.branches[0])
+        assert participant.commit(gone) is Outcome.GONE
+        mended = prepare_one(participant, sink, attempt(0, 1), records_of(1))
+        participant.wire.end = lambda *_, **__: "NO_ERROR"  # type: ignore[method-assign]
+        assert participant.commit(mended) is Outcome.COMMITTED
+        assert rig.marker(mended.branches[0]).fate is Fate.OPEN
+        assert participant.commit(gone) is Outcome.ALREADY_COMMITTED
+
+
 def test_the_control_topic_is_made_with_the_settings_that_the_proof_rests_on(rig: Rig, own_control: Kafka) -> None:
     from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 

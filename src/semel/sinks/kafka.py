@@ -325,9 +325,16 @@ class _KafkaParticipant(Participant):
         return self._settle(committable, name, answer)
 
     def _is_visible_already(self, log: MarkerLog, branch: Branch) -> bool:
-        """Whether the batch is past, or another branch has made the rows of this task visible."""
+        """Whether the batch is past, or another branch has made the rows of this task visible.
+
+        What this driver has committed counts at once: EndTxn is answered before the end is in the control topic.
+        """
         batch, task = branch.attempt.batch, branch.task
-        committed = (m.branch for m in log.of(self.context.pipeline, self.sink.name) if m.fate is Fate.COMMITTED)
+        committed = (
+            m.branch
+            for m in log.of(self.context.pipeline, self.sink.name)
+            if m.fate is Fate.COMMITTED or str(m.branch) in self._ended
+        )
         return any(
             b.attempt.batch > batch or (b.attempt.batch, b.task) == (batch, task) for b in committed if b != branch
         )
