@@ -51,7 +51,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_data_behind(tmp_path: Path
     )
     wait_until(lambda: len(processes_of(tmp_path)) >= 2)
     demo.send_signal(signal.SIGINT)
-    output, _ = demo.communicate(timeout=60)
+    output, _ = demo.communicate(timeout=180)
     assert (demo.returncode, output) == (130, b"")
     wait_until(lambda: not processes_of(tmp_path))
     assert list((tmp_path / "demo-output").iterdir()) == []

@@ -399,6 +399,9 @@ class _KafkaParticipant(Participant):
             and log.newest_committed(fence.pipeline, fence.sink) is not None
         }
         newest = log.newest_committed(self.context.pipeline, self.sink.name)
+        # EndTxn is answered before the end is in the control topic.
+        ended = [branch.attempt.batch for name in self._ended if (branch := parse_branch(name))]
+        newest = max([*ended, *([] if newest is None else [newest])], default=None)
         return Remains(tuple(branches), newest, tuple(sorted(namesakes)))
 
     def _leftovers(self) -> tuple[list[Branch], list[str]]:
