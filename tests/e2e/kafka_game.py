@@ -49,7 +49,7 @@ class KafkaGame(Lives):
         self.setup = replace(
             self.setup,
             sink="kafka",
-            topics=self.setup.topics if any(self.setup.topics) else (f"in-{suffix}", f"out-{suffix}"),
+            topics=(self.setup.topics[0] or f"in-{suffix}", self.setup.topics[1] or f"out-{suffix}"),
             conf=(*self.setup.conf, KEEP_OFFSETS),
         )
         self.folder.mkdir(parents=True)

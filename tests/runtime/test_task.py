@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import zipfile
-import zipimport
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,7 +11,7 @@ import pytest
 import semel
 from semel.errors import BatchFailed
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
-from semel.runtime.task import TaskWriter, decode_parts, encode_parts, error_of_task, lighten_import_path
+from semel.runtime.task import TaskWriter, decode_parts, encode_parts, error_of_task
 from semel.sinks.base import Sink
 
 ATTEMPT = Attempt(PipelineId("11111111-2222-3333-4444-555555555555"), 4, 0, Incarnation(2))
@@ -80,20 +76,6 @@ def test_a_source_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConnectionResetError):
         task(semel.Sqlite(str(tmp_path / "out.db"), "a")).run(broken(), task=0, retry=0)
     assert spooled(tmp_path) == []
-
-
-def test_jars_leave_the_import_path_and_archives_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    archive = tmp_path / "modules.zip"
-    with zipfile.ZipFile(archive, "w") as made:
-        made.writestr("once_upon_a_time.py", "answer = 42")
-    monkeypatch.setattr(sys, "path", ["a.jar", str(archive), "b.jar"])
-    finder = zipimport.zipimporter(str(archive))
-    monkeypatch.setattr(sys, "path_importer_cache", {str(archive): finder, "here": None})
-    lighten_import_path()
-    assert (sys.path, sys.path_importer_cache) == ([str(archive)], {"here": None})
-    # What is needed after all is found again.
-    assert importlib.import_module("once_upon_a_time").answer == 42
-    del sys.modules["once_upon_a_time"]
 
 
 def test_the_error_of_a_task_is_found_in_the_stack_trace() -> None:

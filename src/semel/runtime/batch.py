@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from semel.decisions.base import StoreUnanswered
@@ -47,6 +48,7 @@ from semel.sources.lag import Lag
 #: Journals of this many checkpointed batches are kept for audits, as many as Spark keeps offsets of.
 BATCHES_KEPT = 100
 TIDY_EVERY_BATCHES = 100
+COMMITS_AT_ONCE = 16
 
 #: sink -> tasks whose rows are wanted; None means all rows of all sinks.
 Only = Mapping[str, frozenset[int]] | None
@@ -95,7 +97,14 @@ class Coordinator:
     def attempt(self, batch: int, number: int) -> Attempt:
         return Attempt(self.context.pipeline, batch, number, self.context.incarnation)
 
+    @cached_property
+    def _committers(self) -> ThreadPoolExecutor:
+        """Threads are kept from batch to batch: to start some takes as long as to commit."""
+        return ThreadPoolExecutor(COMMITS_AT_ONCE, "semel-commit")
+
     def close(self) -> None:
+        if "_committers" in self.__dict__:
+            self._committers.shutdown()
         for participant in self.participants.values():
             participant.close()
 
@@ -235,8 +244,7 @@ class Coordinator:
         if len(pending) == 1:
             outcomes = [self._commit_one(pending[0], work)]
         else:
-            with ThreadPoolExecutor(max_workers=min(16, len(pending)), thread_name_prefix="semel-commit") as pool:
-                outcomes = list(pool.map(lambda c: self._commit_one(c, work), pending))
+            outcomes = list(self._committers.map(lambda c: self._commit_one(c, work), pending))
         for committable, outcome in zip(pending, outcomes, strict=True):
             yield CommitAnswered(committable.key, outcome)
 

@@ -19,7 +19,7 @@ from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
 from semel.runtime.startup import start_exactly_once, start_weaker
-from semel.runtime.task import RETURNS, TaskWriter, decode_parts, error_of_task
+from semel.runtime.task import PARTS, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
 from semel.sources.plan import planned_sources
@@ -243,16 +243,23 @@ def stage_rows(
     writer = TaskWriter(tuple(wanted), views, attempt, durable, only, os.environ.get(failpoints.VARIABLE, ""))
     staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in wanted}
     try:
-        rows = frame.mapInArrow(writer, RETURNS).collect()
+        rows = frame.mapInArrow(writer, _returns()).collect()
     except Exception as error:
         cause = error_of_task(str(error))
         if cause is None:
             raise
         raise cause from error
     for row in rows:
-        for part in decode_parts(row["parts"]):
+        for part in decode_parts(row[PARTS]):
             staged[part.branch.sink].append(part)
     return staged
+
+
+def _returns() -> Any:
+    """The schema of what tasks return. As text it would be parsed by the JVM in every batch."""
+    from pyspark.sql.types import StringType, StructType
+
+    return StructType().add(PARTS, StringType())
 
 
 def combined_view(df: DataFrame, sinks: Sequence[Sink]) -> tuple[DataFrame, tuple[str | None, ...]]:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from zipimport import zipimporter
 
 from semel import errors, failpoints
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, parse_branch
+from semel.runtime import worker
 from semel.sinks.base import Sink, StagedPart, Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The schema of what a task returns to the driver.
-RETURNS = "parts string"
+#: The column in which a task returns what it staged to the driver.
+PARTS = "parts"
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,10 @@ class TaskWriter:
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("a semel task runs only inside a Spark task")
+        worker.acknowledge_at_once()
         parts = self.run(batches, context.partitionId(), context.taskAttemptId())
-        lighten_import_path()
-        yield pa.RecordBatch.from_pydict({"parts": [encode_parts(parts)]})
+        worker.lighten()
+        yield pa.RecordBatch.from_pydict({PARTS: [encode_parts(parts)]})
 
     def run(self, batches: Iterable[pa.RecordBatch], task: int, retry: int) -> list[StagedPart]:
         """Write each batch to each sink as it comes, then prepare; on any error leave nothing behind."""
@@ -86,20 +86,6 @@ def _abort_all(writers: Iterable[Writer]) -> None:
     for writer in writers:
         with suppress(Exception):  # the first error is on its way up; what stays behind is swept
             writer.abort()
-
-
-def lighten_import_path() -> None:
-    """Spare the worker the reading of archives before its next task.
-
-    Before each task PySpark calls `importlib.invalidate_caches()`, which from Python 3.10 on reads the directory of an
-    archive again for every package that was ever imported from it: of pyspark.zip a dozen times, 90 ms a task, and of
-    the jars that Spark puts on `sys.path`, where no Python module is. Finders that are not in the cache are not asked;
-    the next import that needs one makes it again.
-    """
-    sys.path[:] = [entry for entry in sys.path if not entry.endswith(".jar")]
-    for entry, finder in list(sys.path_importer_cache.items()):
-        if isinstance(finder, zipimporter):
-            del sys.path_importer_cache[entry]
 
 
 _TASK_ERROR = re.compile(r"semel\.errors\.(\w+): (.+)\n  the data now: (.+)\n  what to do: (.+)")

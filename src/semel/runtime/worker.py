@@ -1,0 +1,63 @@
+"""What a Python worker of Spark does in vain around every task, and how it is spared that.
+
+Each of these was found in a profile (docs/performance.md) and costs a small task more than its rows do.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import stat
+import sys
+from contextlib import suppress
+from zipimport import zipimporter
+
+
+def acknowledge_at_once() -> None:
+    """Do not keep Spark waiting for an acknowledgement. Called before the first row is read.
+
+    Spark sends a short header and then the rows, through a socket that has Nagle's algorithm on: the rows stay there
+    until the header is acknowledged, and the kernel takes 40 ms to do so because a worker that reads sends nothing.
+    """
+    if hasattr(socket, "TCP_QUICKACK"):  # Linux
+        for entry in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # the descriptor of the listing itself is closed by now
+                if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
+                    _acknowledge(int(entry))
+
+
+def _acknowledge(descriptor: int) -> None:
+    connection = socket.socket(fileno=descriptor)
+    try:
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+    finally:
+        connection.detach()
+
+
+def lighten() -> None:
+    """Spare the worker what PySpark makes of it before and after each task. Called when a task ends."""
+    lighten_import_path()
+    lighten_collection()
+
+
+def lighten_import_path() -> None:
+    """Do not read archives again before the next task.
+
+    Before each task PySpark calls `importlib.invalidate_caches()`, which from Python 3.10 on reads the directory of an
+    archive again for every package that was ever imported from it: of pyspark.zip a dozen times, 90 ms a task, and of
+    the jars that Spark puts on `sys.path`, where no Python module is. Finders that are not in the cache are not asked;
+    the next import that needs one makes it again.
+    """
+    sys.path[:] = [entry for entry in sys.path if not entry.endswith(".jar")]
+    for entry, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimporter):
+            del sys.path_importer_cache[entry]
+
+
+def lighten_collection() -> None:
+    """Leave the imported modules out of the `gc.collect()` that PySpark calls after each task: they live on anyway."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
