@@ -155,8 +155,7 @@ class FakeProducer:
     def learn(self, topics: Sequence[str]) -> None:
         assert topics == ("control", "orders")
 
-    def init_transactions(self, timeout_s: float) -> None:
-        assert timeout_s > 0
+    def init_transactions(self) -> None:
         assert self.gate.wait(10)
         if self.fail:
             raise DeliveryFailed("no", (Failure("_FAIL", "no"),))

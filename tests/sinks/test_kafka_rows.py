@@ -14,12 +14,11 @@ from kafka.partitioner.default import murmur2
 
 from semel.dev.kafka import KafkaCluster
 from semel.ids import Branch
-from semel.sinks import librdkafka
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_producers import Producer, RowProducer
+from semel.sinks.kafka_direct import DirectProducer
+from semel.sinks.kafka_producers import RowProducer, make_producer
 from semel.sinks.kafka_rows import rows_by_topic
 from semel.sinks.kafka_wire import LogRecord
-from semel.sinks.librdkafka import NativeProducer
 from tests.contract.harness import attempt, context
 from tests.sinks.kafka_rig import Rig, prepare, records_of, started, write
 
@@ -34,9 +33,10 @@ class Pair:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.topics = {kind: rig.topic(kind.__name__.lower(), PARTITIONS) for kind in (NativeProducer, RowProducer)}
+        self.topics = {kind: rig.topic(kind.__name__.lower(), PARTITIONS) for kind in (DirectProducer, RowProducer)}
         conf = rig.sink("x").producer_settings()
-        self.producers: dict[Any, Producer] = {kind: kind(conf) for kind in self.topics}
+        self.producers = {kind: make_producer(conf, by_row=kind is RowProducer) for kind in self.topics}
+        assert [type(producer) for producer in self.producers.values()] == list(self.topics)
         self._positions = {(topic, p): 0 for topic in self.topics.values() for p in range(PARTITIONS)}
 
     def send(self, batch: pa.RecordBatch) -> tuple[Seen, Seen]:
@@ -277,16 +277,15 @@ def test_only_rows_with_headers_or_timestamps_leave_the_quick_path(rig: Rig, col
         writer.write(batch)
         made[name] = type(writer._ready.producer)  # type: ignore[attr-defined]
         writer.abort()
-    assert made == {"plain": NativeProducer, column: RowProducer}
+    assert made == {"plain": DirectProducer, column: RowProducer}
 
 
-# Without the library ----------------------------------------------------------------------------------------------
+# Settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_library_the_sink_works_all_the_same(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(librdkafka, "load", lambda: None)
+def test_settings_that_only_librdkafka_knows_take_its_way(rig: Rig) -> None:
     topic = rig.topic()
-    sink = rig.sink(topic)
+    sink = rig.sink(topic, options={"sticky.partitioning.linger.ms": "7"})
     with started(sink) as participant:
         aborted = sink.writer(Branch(attempt(), sink.name, 0, 0))
         aborted.write(records_of(9))
@@ -295,15 +294,6 @@ def test_without_the_library_the_sink_works_all_the_same(rig: Rig, monkeypatch: 
         for committable in prepare(participant, sink, attempt(), records_of(1, 2), records_of(3)):
             participant.commit(committable)
     assert rig.visible(topic) == [1, 2, 3]
-
-
-def test_the_library_is_the_one_that_confluent_kafka_has_loaded() -> None:
-    """A second copy would be a second librdkafka with threads and memory of its own."""
-    path = librdkafka._path()
-    with open("/proc/self/maps") as maps:
-        loaded = {line.split(maxsplit=5)[5].strip() for line in maps if "librdkafka" in line}
-    assert librdkafka.load() is not None
-    assert loaded == {path}
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])

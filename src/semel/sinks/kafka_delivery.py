@@ -12,6 +12,8 @@ NO_ANSWER = frozenset({"_TIMED_OUT", "_TRANSPORT"})
 #: Rows that were given up because of something else; and what a producer says in whose transaction nothing is wrong.
 PURGED = frozenset({"_PURGE_QUEUE", "_PURGE_INFLIGHT"})
 NOTHING_WRONG = frozenset({"_STATE", "_NOT_CONFIGURED"})
+#: A row that may go to any partition.
+UNASSIGNED = -1
 PATIENCE_S = 1.0
 PAUSE_S = 0.02
 

@@ -1,7 +1,7 @@
 """The producers of one worker process: initialised ahead of need, under transactional ids that nobody else uses.
 
 A transactional producer serves one branch and is dropped. So that no two transactions ever share a producer id and
-epoch (KAFKA-17754), each begins with InitProducerId, which takes some 20 ms, and half a second more where the
+epoch (KAFKA-17754), each begins with InitProducerId, which takes some milliseconds, and half a second where the
 transaction before it under the same id is still being ended. Therefore the next ones are initialised in the background
 while the batch is decided, and under other ids of the pool.
 
@@ -34,15 +34,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from semel.durable import create_file
 from semel.errors import MissingExtra
-from semel.sinks import librdkafka
-from semel.sinks.kafka_delivery import NO_ANSWER, NOTHING_WRONG, PURGED, DeliveryFailed, Failure, patiently
-from semel.sinks.librdkafka import UNASSIGNED
+from semel.kafka_options import connection_options
+from semel.sinks.kafka_delivery import NO_ANSWER, NOTHING_WRONG, PURGED, UNASSIGNED, DeliveryFailed, Failure, patiently
+from semel.sinks.kafka_direct import DirectProducer, suits
+from semel.sinks.kafka_wire import Wire
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SLOTS_MAX = 10_000
 INIT_TIMEOUT_S = 60.0
+ABORT_FLUSH_S = 2.0
 WARM_MAX = 8
 #: How much may wait to be sent before the task waits, too, where rows go one by one.
 WAITING_KBYTES_MAX = 64 * 1024
@@ -56,7 +58,7 @@ class Producer(Protocol):
     """What both kinds of producers can do. `drop` sends nothing: an open transaction stays open."""
 
     def learn(self, topics: Sequence[str]) -> None: ...
-    def init_transactions(self, timeout_s: float) -> None: ...
+    def init_transactions(self) -> None: ...
     def begin_transaction(self) -> None: ...
     def abort_transaction(self, timeout_s: float) -> None: ...
     def send(self, topic: str, columns: Mapping[str, pa.Array], rows: int) -> None: ...
@@ -95,13 +97,17 @@ class RowProducer:
     def _look_up(self, topic: str, timeout_s: float) -> None:
         self._call(lambda: self._real.list_topics(topic, timeout_s))
 
-    def init_transactions(self, timeout_s: float) -> None:
-        patiently(lambda s: self._call(lambda: self._real.init_transactions(s)), timeout_s)
+    def init_transactions(self) -> None:
+        patiently(lambda s: self._call(lambda: self._real.init_transactions(s)), INIT_TIMEOUT_S)
 
     def begin_transaction(self) -> None:
         self._call(self._real.begin_transaction)
 
     def abort_transaction(self, timeout_s: float) -> None:
+        # librdkafka forgets a partition that is just being added to the transaction, takes it for empty, and leaves it
+        # open at the broker. When the rows have arrived, it has not.
+        with suppress(DeliveryFailed):
+            self.flush(ABORT_FLUSH_S)
         self._call(lambda: self._real.abort_transaction(timeout_s))
 
     def _call(self, call: Callable[[], T]) -> T:
@@ -204,14 +210,21 @@ def _of_row(error: Any, topic: str, row: Mapping[str, Any]) -> Failure:
 
 
 def make_producer(conf: Mapping[str, str], *, by_row: bool) -> Producer:
-    """The quick kind where it can be had, unless rows need the other."""
+    """The quick kind, unless the rows or the settings need the other."""
     try:
         import confluent_kafka  # noqa: F401 - asked for here, so that its absence is said in our words
     except ImportError:
         raise MissingExtra("The Kafka sink needs confluent-kafka, which is not installed.", extra="kafka") from None
-    if by_row or librdkafka.load() is None:
-        return RowProducer(conf)
-    return librdkafka.NativeProducer(conf)
+    return RowProducer(conf) if by_row or not suits(conf) else DirectProducer(conf, _wire(conf))
+
+
+def _wire(conf: Mapping[str, str]) -> Wire:
+    """The connections of this process, which its producers share."""
+    with _WIRES_LOCK:
+        key = tuple(sorted(connection_options(conf).items()))
+        if key not in _WIRES:
+            _WIRES[key] = Wire(conf["bootstrap.servers"], conf, INIT_TIMEOUT_S)
+        return _WIRES[key]
 
 
 # Transactional ids --------------------------------------------------------------------------------------------------
@@ -294,7 +307,7 @@ class Pool:
     """The transactional producers of this process under one prefix, with one set of settings.
 
     It keeps as many ready as the process needed for its last batch, up to a limit: Spark may run several tasks here,
-    one by one, and each producer has threads and connections.
+    one by one, and a producer of librdkafka has threads and connections of its own.
     """
 
     def __init__(self, prefix: str, conf: Mapping[str, str], *, topics: Sequence[str], by_row: bool) -> None:
@@ -366,7 +379,7 @@ class Pool:
         producer = make_producer({**self.conf, "transactional.id": transactional_id}, by_row=self.by_row)
         try:
             producer.learn(self.topics)
-            producer.init_transactions(INIT_TIMEOUT_S)
+            producer.init_transactions()
         except BaseException:
             producer.drop()
             raise
@@ -391,6 +404,8 @@ class _Initialising(threading.Thread):
         return self._made
 
 
+_WIRES: dict[tuple[Any, ...], Wire] = {}
+_WIRES_LOCK = threading.Lock()
 _POOLS: dict[tuple[Any, ...], Pool] = {}
 _PLAIN: dict[tuple[Any, ...], Producer] = {}
 
@@ -430,5 +445,8 @@ def release_all() -> None:
         pool.release()
     for producer in _PLAIN.values():
         producer.drop()
+    for wire in _WIRES.values():
+        wire.close()
     _POOLS.clear()
     _PLAIN.clear()
+    _WIRES.clear()

@@ -1,12 +1,14 @@
-"""The few requests of Kafka's protocol that librdkafka does not offer: the only module that knows kafka-python.
+"""Requests of Kafka's own protocol: the only module that knows kafka-python.
 
 A task leaves its transaction open; the driver ends it with EndTxn, from another process and over another connection.
-The broker asks for nothing but the transactional id, the producer id and the epoch. librdkafka speaks the transaction
-protocol from before KIP-890, so EndTxn stays below version 5 here, whose answer would move the epoch on.
+The broker asks for nothing but the transactional id, the producer id and the epoch. All of it is the transaction
+protocol from before KIP-890, which librdkafka speaks, too, and every broker: from EndTxn version 5 on, the answer moves
+the epoch on, and from Produce version 12 on, rows add their partition to the transaction by themselves.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
@@ -26,6 +28,10 @@ RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_S_MAX = 0.5
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 END_TXN_VERSION_MAX = 4
+INIT_PRODUCER_VERSION_MAX = 4
+ADD_PARTITIONS_VERSION_MAX = 3
+PRODUCE_VERSION_MAX = 11
+ALL_REPLICAS = -1
 #: Topic names are in fetch requests up to this version, topic ids after it.
 FETCH_VERSION_MAX = 12
 #: From this version on topics have ids.
@@ -83,8 +89,23 @@ class Slice:
     end: int
 
 
+#: What a request comes to when the connection breaks, or nothing comes back in time.
+NO_ANSWER = "NO_ANSWER"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a broker says to rows, partition by partition. `failed` is why it says nothing."""
+
+    codes: Mapping[tuple[str, int], str]
+    failed: str = ""
+
+    def of(self, topic: str, partition: int) -> str:
+        return self.codes.get((topic, partition), self.failed or NO_ANSWER)
+
+
 class Wire:
-    """A connection to the brokers for the driver. Every call answers or raises within `timeout_s`."""
+    """Connections to the brokers. Every call answers or raises within `timeout_s`."""
 
     def __init__(self, servers: str, options: Mapping[str, Any], timeout_s: float) -> None:
         self.servers = servers
@@ -115,23 +136,55 @@ class Wire:
 
     def fence(self, transactional_id: str, transaction_timeout_ms: int) -> str:
         """Give the id a new epoch: what is open under it is aborted, and whoever had it can write no more."""
+        return self.start_producer(transactional_id, transaction_timeout_ms)[0]
+
+    def start_producer(self, transactional_id: str | None, transaction_timeout_ms: int) -> tuple[str, int, int]:
+        """The answer by name, a producer id and an epoch under which nobody has written yet."""
         from kafka.errors import TransactionalIdAuthorizationFailedError
         from kafka.protocol.producer.transaction import InitProducerIdRequest
 
-        async def ask() -> str:
+        async def ask() -> tuple[str, int, int]:
             request = InitProducerIdRequest(
                 transactional_id=transactional_id,
                 transaction_timeout_ms=transaction_timeout_ms,
                 producer_id=-1,
                 producer_epoch=-1,
-                max_version=4,
+                max_version=INIT_PRODUCER_VERSION_MAX,
             )
             try:
-                return _answer(await self._to_coordinator(transactional_id, request))
+                response = await self._to_coordinator(transactional_id, request)
             except TransactionalIdAuthorizationFailedError as error:
-                return str(error.message)
+                return str(error.message), -1, -1
+            return _answer(response), response.producer_id, response.producer_epoch
 
         return self._until_answered(f"InitProducerId of {transactional_id}", ask)
+
+    def add_partitions(self, transaction: Transaction, topic: str, partitions: Sequence[int]) -> str:
+        """Tell the coordinator that the transaction will have rows there; the worst of its answers by name."""
+        from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
+
+        async def ask() -> str:
+            request = AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=transaction.id,
+                v3_and_below_producer_id=transaction.producer_id,
+                v3_and_below_producer_epoch=transaction.epoch,
+                v3_and_below_topics=[
+                    AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
+                ],
+                max_version=ADD_PARTITIONS_VERSION_MAX,
+            )
+            response = await self._to_coordinator(transaction.id, request)
+            codes = [
+                p.partition_error_code for t in response.results_by_topic_v3_and_below for p in t.results_by_partition
+            ]
+            for code in codes:
+                if code and _error(code).retriable:
+                    _raise_for(code)
+            # Where one is refused, the others are said not to have been tried.
+            refused = [str(_error(code).message) for code in codes if code]
+            return min(refused, key=lambda name: name == "OPERATION_NOT_ATTEMPTED", default="NO_ERROR")
+
+        return self._until_answered(f"AddPartitionsToTxn of {transaction.id}", ask)
 
     def open_transactions(self, ours: Callable[[str], bool]) -> list[tuple[str, int]]:
         """The transactional ids and producer ids of what is open, of those ids that are ours."""
@@ -148,20 +201,72 @@ class Wire:
 
         return self._until_answered("ListTransactions", ask)
 
-    async def _to_coordinator(self, transactional_id: str, request: Any) -> Any:
+    async def _to_coordinator(self, transactional_id: str | None, request: Any) -> Any:
         """Send to the coordinator of the id. After any trouble the next look-up asks anew: it may have moved."""
         from kafka.protocol.metadata import CoordinatorType
 
         kind = CoordinatorType.TRANSACTION
         try:
-            node = await self._client._find_coordinator_id(transactional_id, key_type=kind)
+            node = None
+            if transactional_id is not None:  # without one, any broker will do
+                node = await self._client._find_coordinator_id(transactional_id, key_type=kind)
             response = await self._manager.send(request, node_id=node)
-            if _error(response.error_code).retriable:
+            if _error(getattr(response, "error_code", 0)).retriable:
                 _raise_for(response.error_code)
         except Exception:
             self._manager.cluster._coordinators.pop((kind, transactional_id), None)
             raise
         return response
+
+    # Rows -------------------------------------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        node: int,
+        transactional_id: str | None,
+        batches: Mapping[str, Mapping[int, bytes]],
+        then: Callable[[Answer], None],
+    ) -> None:
+        """Send record batches, by topic and partition, to the broker that leads them. Does not wait for the answer."""
+        self._manager.call_soon(self._produce, node, _produce_request(transactional_id, batches), then)
+
+    async def _produce(self, node: int, request: Any, then: Callable[[Answer], None]) -> None:
+        from kafka.errors import KafkaError, UnknownBrokerIdError
+
+        try:
+            response = await self._manager.send(request, node_id=node)
+        except KafkaError as error:
+            transient = error.retriable or isinstance(error, UnknownBrokerIdError)
+            then(Answer({}, "" if transient else str(getattr(error, "message", error))))
+        except BaseException as error:
+            then(Answer({}, f"{type(error).__name__}: {error}"))
+            raise
+        else:
+            then(
+                Answer(
+                    {
+                        (topic.name, partition.index): str(_error(partition.error_code).message)
+                        for topic in response.responses
+                        for partition in topic.partition_responses
+                    }
+                )
+            )
+
+    def is_transient(self, answer: str) -> bool:
+        """Whether the same request may have another answer later; none at all is such an answer."""
+        return answer == NO_ANSWER or answer in _transient_answers()
+
+    def leaders(self, topic: str) -> tuple[str, dict[int, int]]:
+        """The answer by name, and partition -> the broker that leads it, -1 for none."""
+
+        async def ask() -> tuple[str, dict[int, int]]:
+            found = await self._described(topic)
+            # A broker that was added lately is to be known before rows are sent to it.
+            if any(self._manager.cluster.broker_metadata(p.leader_id) is None for p in found.partitions):
+                await self._manager.cluster.refresh_metadata()
+            return str(_error(found.error_code).message), {p.partition_index: p.leader_id for p in found.partitions}
+
+        return self._until_answered(f"Metadata of {topic}", ask)
 
     # Logs -------------------------------------------------------------------------------------------------------------
 
@@ -345,6 +450,37 @@ def _raise_unless_transient(what: str, servers: str, error: Any) -> None:
         raise ConfigError(f"Kafka at {servers} does not allow {what}: {error.message}.", remedy=ACL_REMEDY) from None
     if not (error.retriable or isinstance(error, UnknownBrokerIdError)):
         raise SinkUnavailable(f"Kafka at {servers} refused {what}: {error}.") from error
+
+
+@functools.cache
+def _transient_answers() -> frozenset[str]:
+    from kafka import errors
+
+    known: list[Any] = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    return frozenset(
+        str(kind.message) for kind in known if getattr(kind, "retriable", False) and hasattr(kind, "message")
+    )
+
+
+def _produce_request(transactional_id: str | None, batches: Mapping[str, Mapping[int, bytes]]) -> Any:
+    from kafka.protocol.producer import ProduceRequest
+
+    topic = ProduceRequest.TopicProduceData
+    return ProduceRequest(
+        transactional_id=transactional_id,
+        acks=ALL_REPLICAS,
+        timeout_ms=REQUEST_TIMEOUT_MS,
+        topic_data=[
+            topic(
+                name=name,
+                partition_data=[
+                    topic.PartitionProduceData(index=number, records=data) for number, data in partitions.items()
+                ],
+            )
+            for name, partitions in batches.items()
+        ],
+        max_version=PRODUCE_VERSION_MAX,
+    )
 
 
 def _list_offsets(topic: str, partition: int) -> Any:

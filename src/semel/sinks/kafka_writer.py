@@ -6,22 +6,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from semel.errors import BatchFailed
+from semel.errors import BatchFailed, ConfigError, SemelError, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
-from semel.sinks.kafka_delivery import DeliveryFailed, Failure
+from semel.sinks.kafka_delivery import UNASSIGNED, DeliveryFailed, Failure
 from semel.sinks.kafka_markers import marker_record, partition_of
 from semel.sinks.kafka_producers import Pool, Producer, Ready, forget_plain_producer, plain_producer, pool_for
 from semel.sinks.kafka_reach import LOGIN_REMEDY, tidy
 from semel.sinks.kafka_rows import BY_ROW, rows_by_topic
-from semel.sinks.librdkafka import UNASSIGNED
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ABORT_TIMEOUT_S = 10.0
-ABORT_FLUSH_S = 2.0
 KEY_CHARACTERS_SHOWN = 60
 
 #: What librdkafka calls a failure -> what to do about it.
@@ -83,6 +81,8 @@ class KafkaWriter(Writer):
                 producer.send(topic, columns, rows)
         except DeliveryFailed as error:
             raise self._failed(error) from None
+        except (ConfigError, SinkUnavailable) as error:
+            raise BatchFailed(error.what, remedy=error.remedy) from None
         except ValueError as error:
             raise BatchFailed(f"{self.target}: {error}.") from None
         self.rows += batch.num_rows
@@ -112,6 +112,8 @@ class KafkaWriter(Writer):
             return self._leave_open()
         except DeliveryFailed as error:
             raise self._failed(error) from None
+        except (ConfigError, SinkUnavailable) as error:
+            raise BatchFailed(error.what, remedy=error.remedy) from None
 
     def _leave_open(self) -> StagedPart:
         if self._ready is None or self._pool is None:
@@ -129,11 +131,9 @@ class KafkaWriter(Writer):
     def abort(self) -> None:
         ready, self._ready = self._ready, None
         if ready is not None:
-            # librdkafka forgets a partition that is just being added to the transaction, takes it for empty, and leaves
-            # it open at the broker. When the rows have arrived, it has not.
-            with suppress(DeliveryFailed):
-                ready.producer.flush(ABORT_FLUSH_S)
-            with suppress(DeliveryFailed):  # the driver ends what is left over, and the broker after its timeout
+            with suppress(
+                DeliveryFailed, SemelError
+            ):  # the driver ends what is left over, and the broker after its timeout
                 ready.producer.abort_transaction(ABORT_TIMEOUT_S)
             ready.producer.drop()
         if self._plain is not None:

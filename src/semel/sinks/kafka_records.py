@@ -1,0 +1,222 @@
+"""Rows as Kafka stores them: record batches, made from whole Arrow columns without a Python call per row.
+
+Kafka's format (version 2, "Record Batch" in its protocol guide) keeps most numbers of a record as zigzag varints, so
+records have no fixed layout. They are put together column by column: Arrow joins the pieces of all rows at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import MissingExtra
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+#: attribute bits -> what Arrow calls the codec. Kafka's LZ4 is the frame format; its snappy may come without frames.
+CODECS = {"none": (0, ""), "gzip": (1, "gzip"), "snappy": (2, "snappy"), "lz4": (3, "lz4"), "zstd": (4, "zstd")}
+TRANSACTIONAL = 0x10
+MAGIC = 2
+NO_LEADER_EPOCH = -1
+#: Of a batch's header the part before the checksum, and the part that the checksum covers with the records.
+_HEAD, _REST = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
+#: The length counts from after itself.
+_COUNTED_OF_HEAD = 4 + 1 + 4
+#: What a record and a batch take beside key and value, at most.
+RECORD_BYTES, BATCH_BYTES = 32, _HEAD.size + _REST.size
+_TABLE_SIZE = 1 << 14
+
+_MURMUR_SEED, _MURMUR_M = 0x9747B28C, 0x5BD1E995
+
+
+def record_batch(
+    records: bytes,
+    rows: int,
+    *,
+    producer_id: int,
+    epoch: int,
+    sequence: int,
+    now_ms: int,
+    transactional: bool,
+    compression: str = "none",
+) -> bytes:
+    """One batch. The sequence number of its first row tells the broker which rows it has already."""
+    import pyarrow as pa
+
+    bits, codec = CODECS[compression]
+    body = pa.compress(records, codec=codec, asbytes=True) if codec else records
+    rest = _REST.pack(
+        bits | (TRANSACTIONAL if transactional else 0), rows - 1, now_ms, now_ms, producer_id, epoch, sequence, rows
+    )
+    checksum = _crc32c()(body, _crc32c()(rest))
+    head = _HEAD.pack(0, _COUNTED_OF_HEAD + len(rest) + len(body), NO_LEADER_EPOCH, MAGIC, checksum)
+    return b"".join((head, rest, body))
+
+
+def encode(key: pa.Array | None, value: pa.Array) -> bytes:
+    """The records of one batch, in their order: no headers, and the time of the batch."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = len(value)
+    keys, key_sizes = _filled(key if key is not None else pa.nulls(rows, pa.binary()))
+    values, value_sizes = _filled(value)
+    # Of each record: its size, 0 for attributes, +0 for the time, its place, the key, the value, 0 for no headers. The
+    # last 0 is taken for the first byte of the next record, so that there is less to join.
+    place, key_size, value_size = _table().slice(1, rows), varints(key_sizes), varints(value_sizes)
+    if rows >= _TABLE_SIZE:
+        place = _computed(np.arange(rows))
+    sizes: Any = 3 + sum(_sizes(array) for array in (place, key_size, keys, value_size, values))
+    joined = pc.binary_join_element_wise(
+        _framed(sizes), place, key_size, keys, value_size, values, pa.scalar(b"", pa.binary())
+    )
+    return b"".join((memoryview(_data(joined))[1:], b"\0"))
+
+
+def _framed(sizes: np.ndarray[Any, Any]) -> pa.Array:
+    """The sizes of records with what stands around them: the end of the record before, attributes and time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if sizes.max() < _TABLE_SIZE - 1:
+        return _framed_table().take(pa.array(sizes))
+    return pc.binary_join_element_wise(b"\0", _computed(sizes), b"\0\0", pa.scalar(b"", pa.binary()))
+
+
+@functools.cache
+def _framed_table() -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sizes = _computed(np.arange(_TABLE_SIZE))
+    return pc.binary_join_element_wise(b"\0", sizes, b"\0\0", pa.scalar(b"", pa.binary()))
+
+
+def _filled(array: pa.Array) -> tuple[pa.Array, np.ndarray[Any, Any]]:
+    """The bytes of each row, and how many; -1 is Kafka's null."""
+    import pyarrow as pa
+
+    array = array.cast(pa.binary())
+    sizes = _sizes(array)
+    if not array.null_count:
+        return array, sizes
+    absent = array.is_null().to_numpy(zero_copy_only=False)
+    sizes = sizes.copy()
+    sizes[absent] = -1
+    return array.fill_null(b""), sizes
+
+
+def _sizes(array: pa.Array) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    offsets: Any = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    sizes: np.ndarray[Any, Any] = np.diff(offsets).astype(np.int64)
+    return sizes
+
+
+def _data(array: pa.Array) -> pa.Buffer:
+    """The bytes of all rows, one after the other."""
+    import numpy as np
+    import pyarrow as pa
+
+    _, offsets, data = array.buffers()
+    if data is None:
+        return pa.py_buffer(b"")
+    ends = np.frombuffer(offsets, np.int32)
+    first, last = int(ends[array.offset]), int(ends[array.offset + len(array)])
+    return data.slice(first, last - first)
+
+
+# Varints ------------------------------------------------------------------------------------------------------------
+
+
+def varints(numbers: np.ndarray[Any, Any]) -> pa.Array:
+    """Zigzag varints, an array of bytes. Numbers from -1 on that are not large come out of a table."""
+    import pyarrow as pa
+
+    if not len(numbers) or (numbers.min() >= -1 and numbers.max() < _TABLE_SIZE - 1):
+        return _table().take(pa.array(numbers + 1))
+    return _computed(numbers)
+
+
+@functools.cache
+def _table() -> pa.Array:
+    import numpy as np
+
+    return _computed(np.arange(-1, _TABLE_SIZE - 1))
+
+
+def _computed(numbers: np.ndarray[Any, Any]) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    signed = numbers.astype(np.int64)
+    left = ((signed << 1) ^ (signed >> 63)).view(np.uint64)
+    digits = np.zeros((len(left), 10), np.uint8)
+    sizes = np.ones(len(left), np.int64)
+    for place in range(10):
+        digits[:, place] = left & np.uint64(0x7F)
+        left = left >> np.uint64(7)
+        more = left > 0
+        digits[more, place] |= 0x80
+        sizes += more
+    used = np.arange(10) < sizes[:, None]
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits[used]))]
+    )
+
+
+# Where rows go ------------------------------------------------------------------------------------------------------
+
+
+def partitions_by_key(keys: pa.Array, partitions: int) -> np.ndarray[Any, Any]:
+    """The partitions that a Java producer would choose: murmur2 of the key. Rows without a key get some number."""
+    import numpy as np
+    import pyarrow as pa
+
+    array = keys.cast(pa.binary())
+    offsets: Any = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    data: Any = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    sizes = np.diff(offsets)
+    hashes = np.empty(len(array), np.uint32)
+    for size in np.unique(sizes):
+        same = np.nonzero(sizes == size)[0]
+        hashes[same] = _murmur2(data[offsets[same][:, None] + np.arange(size)])
+    return ((hashes & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
+
+
+def _murmur2(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Of keys of one size: a row of bytes each."""
+    import numpy as np
+
+    rows, size = keys.shape
+    m, words = np.uint32(_MURMUR_M), size // 4
+    found = np.full(rows, _MURMUR_SEED ^ size, np.uint32)
+    read = np.ascontiguousarray(keys[:, : words * 4]).view("<u4") if words else keys
+    for word in range(words):
+        mixed = read[:, word] * m
+        mixed = (mixed ^ (mixed >> np.uint32(24))) * m
+        found = (found * m) ^ mixed
+    tail = keys[:, words * 4 :].astype(np.uint32)
+    for place in reversed(range(tail.shape[1])):
+        found ^= tail[:, place] << np.uint32(8 * place)
+    if tail.shape[1]:
+        found *= m
+    found = (found ^ (found >> np.uint32(13))) * m
+    mixed_up: np.ndarray[Any, Any] = found ^ (found >> np.uint32(15))
+    return mixed_up
+
+
+@functools.cache
+def _crc32c() -> Any:
+    try:
+        from crc32c import crc32c
+    except ImportError:
+        raise MissingExtra("The Kafka sink needs crc32c, which is not installed.", extra="kafka") from None
+    return crc32c

@@ -1,0 +1,198 @@
+"""The producer of record batches against brokers that lose requests and answers, and hand partitions over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.record import MemoryRecords
+
+from semel.sinks import kafka_direct
+from semel.sinks.kafka_delivery import DeliveryFailed
+from semel.sinks.kafka_direct import DirectProducer, suits
+from semel.sinks.kafka_wire import Answer, Transaction
+
+PARTITIONS = 3
+
+
+@dataclass
+class Brokers:
+    """Two brokers that keep Kafka's rules: rows in turn, none twice, only in partitions that were added before."""
+
+    seed: int = 1
+    trouble: float = 0.0
+    batch_bytes_max: int = 10**9
+    refuse: str = ""
+    logs: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    expected: dict[int, int] = field(default_factory=dict)
+    last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    added: set[int] = field(default_factory=set)
+    ended: list[bool] = field(default_factory=list)
+    largest: int = 0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)  # noqa: S311 - it is a test
+
+    # What a producer asks of the wire.
+
+    def start_producer(self, *_: object) -> tuple[str, int, int]:
+        return "NO_ERROR", 7, 3
+
+    def leaders(self, _: str) -> tuple[str, dict[int, int]]:
+        if self._unlucky():
+            return "LEADER_NOT_AVAILABLE", {}
+        return "NO_ERROR", {p: self._leader(p) for p in range(PARTITIONS)}
+
+    def add_partitions(self, _: Transaction, _topic: str, partitions: Sequence[int]) -> str:
+        self.added |= set(partitions)
+        return "NO_ERROR"
+
+    def end(self, _: Transaction, *, commit: bool) -> str:
+        self.ended.append(commit)
+        return "NO_ERROR"
+
+    def is_transient(self, answer: str) -> bool:
+        return answer in ("NO_ANSWER", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
+
+    def produce(
+        self,
+        _node: int,
+        _id: str | None,
+        batches: Mapping[str, Mapping[int, bytes]],
+        then: Callable[[Answer], None],
+    ) -> None:
+        if self._unlucky():
+            return then(Answer({}))
+        codes = {("t", p): self._append(p, data) for p, data in batches["t"].items()}
+        return then(Answer({}) if self._unlucky() else Answer(codes))
+
+    # How they work.
+
+    def _unlucky(self) -> bool:
+        return self.chance.random() < self.trouble
+
+    def _leader(self, partition: int) -> int:
+        return (partition + self.chance.randrange(2) * bool(self.trouble)) % 2
+
+    def _append(self, partition: int, data: bytes) -> str:
+        if self.refuse:
+            return self.refuse
+        if self._unlucky():
+            return "NOT_LEADER_FOR_PARTITION"
+        (batch,) = MemoryRecords(data)
+        records = list(batch)
+        self.largest = max(self.largest, len(data))
+        if len(data) > self.batch_bytes_max:
+            return "MESSAGE_SIZE_TOO_LARGE"
+        assert partition in self.added
+        assert (batch.producer_id, batch.producer_epoch) == (7, 3)
+        if self.last.get(partition) == (batch.base_sequence, len(records)):
+            return "DUPLICATE_SEQUENCE_NUMBER"
+        assert batch.base_sequence == self.expected.get(partition, 0), "a row is missing or out of turn"
+        self.expected[partition] = batch.base_sequence + len(records)
+        self.last[partition] = (batch.base_sequence, len(records))
+        self.logs.setdefault(partition, []).extend((record.key, record.value) for record in records)
+        return "NO_ERROR"
+
+
+def producer(brokers: Any, **conf: str) -> DirectProducer:
+    made = DirectProducer({"transactional.id": "x", **{k.replace("_", "."): v for k, v in conf.items()}}, brokers)
+    made.init_transactions()
+    made.begin_transaction()
+    return made
+
+
+def columns(*numbers: int, size: int = 10) -> dict[str, pa.Array]:
+    return {
+        "key": pa.array([f"{n % 5}" for n in numbers]),
+        "value": pa.array([f"{n}".ljust(size) for n in numbers]),
+        "partition": pa.array([n % 5 % PARTITIONS for n in numbers], pa.int32()),
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0.0, 0.4), st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_every_row_arrives_once_and_in_turn(seed: int, trouble: float, sizes: list[int]) -> None:
+    brokers = Brokers(seed, trouble)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_direct, "PAUSE_S", 0.0)
+        patch.setattr(kafka_direct, "PAUSE_S_MAX", 0.0)
+        patch.setattr(kafka_direct, "POLL_S", 0.001)
+        patch.setattr(kafka_direct, "WAITING_BYTES_MAX", 1_000)
+        mine = producer(brokers, batch_size="300")
+        start = 0
+        for size in sizes:
+            mine.send("t", columns(*range(start, start + size)), size)
+            start += size
+        mine.flush(20)
+    for partition in range(PARTITIONS):
+        wanted = [n for n in range(start) if n % 5 % PARTITIONS == partition]
+        assert [int(value) for _, value in brokers.logs.get(partition, [])] == wanted
+    assert brokers.ended == []
+
+
+def test_a_batch_that_the_topic_does_not_take_is_split() -> None:
+    brokers = Brokers(batch_bytes_max=200)
+    mine = producer(brokers)
+    mine.send("t", columns(*range(50)), 50)
+    mine.flush(20)
+    assert brokers.largest > 200
+    assert sum(len(log) for log in brokers.logs.values()) == 50
+
+
+def test_a_row_that_the_topic_does_not_take_is_named() -> None:
+    mine = producer(Brokers(batch_bytes_max=200))
+    mine.send("t", columns(3, size=500), 1)
+    with pytest.raises(DeliveryFailed) as caught:
+        mine.flush(20)
+    (failure,) = caught.value.failures
+    assert (failure.name, failure.partition, failure.key, failure.size) == ("MSG_SIZE_TOO_LARGE", 0, b"3", 500)
+
+
+def test_a_row_above_the_limit_of_the_user_is_refused_before_it_is_sent() -> None:
+    brokers = Brokers()
+    mine = producer(brokers, message_max_bytes="400")
+    mine.send("t", columns(3, size=500), 1)
+    with pytest.raises(DeliveryFailed, match="Message size too large"):
+        mine.flush(20)
+    assert brokers.logs == {}
+
+
+def test_an_answer_that_is_final_fails_the_task_and_the_transaction_is_aborted() -> None:
+    brokers = Brokers(refuse="INVALID_PRODUCER_EPOCH")
+    mine = producer(brokers)
+    mine.send("t", columns(1), 1)
+    with pytest.raises(DeliveryFailed, match="INVALID_PRODUCER_EPOCH"):
+        mine.flush(20)
+    mine.abort_transaction(1)
+    assert brokers.ended == [False]
+
+
+def test_what_is_never_acknowledged_fails_the_task_in_time() -> None:
+    mine = producer(Brokers(refuse="NOT_LEADER_FOR_PARTITION"), delivery_timeout_ms="200")
+    mine.send("t", columns(1, 2), 2)
+    with pytest.raises(DeliveryFailed, match="2 rows were not acknowledged within 0 s"):
+        mine.flush(20)
+
+
+def test_rows_without_a_key_go_to_one_partition_after_the_other() -> None:
+    brokers = Brokers()
+    mine = producer(brokers)
+    for _ in range(PARTITIONS):
+        mine.send("t", {"value": pa.array(["a", "b"])}, 2)
+    mine.flush(20)
+    assert sorted(brokers.logs) == list(range(PARTITIONS))
+    assert all([value for _, value in log] == [b"a", b"b"] for log in brokers.logs.values())
+
+
+def test_which_settings_it_follows() -> None:
+    assert suits({"bootstrap.servers": "a:1", "sasl.username": "u", "linger.ms": "5", "compression.type": "zstd"})
+    assert not suits({"partitioner": "consistent"})
+    assert not suits({"compression.type": "brotli"})
+    assert not suits({"sticky.partitioning.linger.ms": "7"})

@@ -1,0 +1,85 @@
+"""Record batches made from Arrow columns, read back by kafka-python, and partitions as a Java producer chooses them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.partitioner.default import murmur2
+from kafka.record import MemoryRecords
+
+from semel.sinks.kafka_records import CODECS, encode, partitions_by_key, record_batch, varints
+
+blobs = st.one_of(st.none(), st.binary(max_size=200), st.sampled_from([b"", b"x" * 63, b"y" * 64, b"z" * 20_000]))
+
+
+def batch_of(rows: list[tuple[bytes | None, bytes | None]], compression: str = "none") -> bytes:
+    keys, values = (pa.array([row[i] for row in rows], pa.binary()) for i in (0, 1))
+    return record_batch(
+        encode(keys, values),
+        len(rows),
+        producer_id=2**40,
+        epoch=32_767,
+        sequence=2**31 - 1,
+        now_ms=1_700_000_000_000,
+        transactional=True,
+        compression=compression,
+    )
+
+
+@given(st.lists(st.tuples(blobs, blobs), min_size=1, max_size=80))
+def test_a_batch_holds_the_rows_in_their_order(rows: list[tuple[bytes | None, bytes | None]]) -> None:
+    (batch,) = MemoryRecords(batch_of(rows))
+    assert batch.validate_crc()
+    assert (batch.producer_id, batch.producer_epoch, batch.is_transactional) == (2**40, 32_767, True)
+    read = list(batch)
+    assert [(record.key, record.value) for record in read] == rows
+    assert [record.offset for record in read] == list(range(len(rows)))
+    assert {record.timestamp for record in read} == {1_700_000_000_000}
+    assert all(not record.headers for record in read)
+
+
+def test_a_batch_of_more_rows_than_the_table_of_numbers_has() -> None:
+    rows: list[tuple[bytes | None, bytes | None]] = [(b"%d" % i, b"v") for i in range(40_000)]
+    (batch,) = MemoryRecords(batch_of(rows))
+    assert [(record.key, record.value) for record in batch] == rows
+
+
+def test_columns_may_be_slices_text_and_absent() -> None:
+    values = pa.array(["a", "b", None, "ä", "e"]).slice(1, 3)
+    body = encode(None, values)
+    one = record_batch(body, 3, producer_id=-1, epoch=-1, sequence=-1, now_ms=0, transactional=False)
+    (batch,) = MemoryRecords(one)
+    assert not batch.is_transactional
+    assert [(record.key, record.value) for record in batch] == [(None, b"b"), (None, None), (None, "ä".encode())]
+
+
+@pytest.mark.parametrize("compression", sorted(set(CODECS) - {"none"}))
+def test_a_compressed_batch_is_smaller_and_says_how(compression: str) -> None:
+    rows: list[tuple[bytes | None, bytes | None]] = [(b"k", b"v" * 1000)] * 20
+    plain, small = batch_of(rows), batch_of(rows, compression)
+    assert len(small) < len(plain) / 5
+    (batch,) = MemoryRecords(small)
+    assert batch.validate_crc()
+    assert batch.compression_type == CODECS[compression][0]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30))
+def test_varints(numbers: list[int]) -> None:
+    def read(data: bytes) -> int:
+        bits = sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(data))
+        assert [byte >> 7 for byte in data] == [1] * (len(data) - 1) + [0]
+        return (bits >> 1) ^ -(bits & 1)
+
+    assert [read(data) for data in varints(np.array(numbers, np.int64)).to_pylist()] == numbers
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=40)), min_size=1, max_size=50), st.integers(1, 50))
+def test_keys_choose_the_partitions_that_a_java_producer_would(keys: list[bytes | None], partitions: int) -> None:
+    found = partitions_by_key(pa.array(keys, pa.binary()).slice(len(keys) // 3), partitions).tolist()
+    for key, number in zip(keys[len(keys) // 3 :], found, strict=True):
+        assert 0 <= number < partitions
+        if key is not None:
+            assert number == (murmur2(key) & 0x7FFFFFFF) % partitions
