@@ -102,10 +102,6 @@ class Promise:
         return sorted(c.key for c in self.committables)
 
     @property
-    def tasks(self) -> tuple[int, ...]:
-        return tuple(sorted(task for c in self.committables for task in c.tasks))
-
-    @property
     def branches(self) -> list[str]:
         return sorted(branch for c in self.committables for branch in c.branches)
 

@@ -40,7 +40,8 @@ def attempt(slot: int = 0, batch: int = 42, incarnation: int = 1) -> Attempt:
 
 def decision(slot: int = 0, batch: int = 42, *, mends: bool = False) -> Decided:
     a = attempt(slot, batch)
-    c = Committable("orders", "orders", a, 3, (0, 1), (str(Branch(a, "orders", 0, 0)),), {"rows": ["ä", None, 1.5]})
+    branches = (str(Branch(a, "orders", 0, 0)),)
+    c = Committable("orders", "orders", a, 3, branches, {"rows": ["ä", None, 1.5]}, "3:00c0ffee", mends)
     return Decided(a, (c,), mends)
 
 
@@ -319,9 +320,10 @@ committables = st.builds(
     key=st.text(),
     attempt=attempts,
     rows=numbers,
-    tasks=st.lists(numbers, max_size=3).map(tuple),
     branches=st.lists(st.text(), max_size=3).map(tuple),
     payload=st.dictionaries(st.text(), json_values, max_size=3),
+    fingerprint=st.text(),
+    mends=st.booleans(),
 )
 decisions = st.builds(Decided, attempts, st.lists(committables, max_size=3).map(tuple), st.booleans())
 records: st.SearchStrategy[Record] = decisions | st.builds(Aborted, attempts) | st.builds(Started, attempts)

@@ -31,7 +31,8 @@ class Setup:
     """What to run. `sink` is sqlite, files, both or kafka; `shape` is stateless, stateful, windowed or hanging.
 
     The rest is for Kafka: `topics` are the input and the output, `kafka` are arguments of the sink. `forever` goes on
-    when the input is at its end, until it is killed.
+    when the input is at its end, until it is killed. In the shape "unsigned" rows do not say which task wrote them, so
+    that they are the same however Spark numbers its tasks.
     """
 
     folder: str
@@ -54,6 +55,8 @@ class Setup:
 CLASS_ARCHIVE = "SEMEL_TEST_CLASS_ARCHIVE"
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 HANG_SECONDS = 60
+#: What an unsigned row has in place of its task.
+NO_TASK = -1
 SCHEMA = "id long, key string, amount long, at timestamp"
 
 
@@ -105,7 +108,8 @@ def _kafka_rows(setup: Setup, spark: SparkSession) -> DataFrame:
     source = semel.read_kafka(
         spark, setup.topics[0], servers=setup.servers, options={"maxOffsetsPerTrigger": setup.rows_per_batch}
     )
-    return source.selectExpr("key", "concat_ws(' ', partition, offset, spark_partition_id()) AS value")
+    task = NO_TASK if setup.shape == "unsigned" else "spark_partition_id()"
+    return source.selectExpr("key", f"concat_ws(' ', partition, offset, {task}) AS value")
 
 
 @dataclass(frozen=True)

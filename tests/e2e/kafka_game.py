@@ -16,10 +16,11 @@ from confluent_kafka import Producer
 
 from semel.decisions.files import FileStore
 from semel.decisions.log import DecisionLog
-from semel.ids import to_sink_name
+from semel.ids import parse_branch, to_sink_name
 from semel.protocol.events import Decided
 from semel.sinks.kafka_markers import MarkerLog, partition_of
 from semel.sinks.kafka_wire import LogRecord, Transaction
+from tests.e2e.child import NO_TASK
 from tests.e2e.game import Lives
 from tests.e2e.kafka_audit import PARTITIONS, BatchPlan, Findings, Sight, audit
 from tests.e2e.watcher import Watcher
@@ -133,13 +134,18 @@ class KafkaGame(Lives):
         return BatchPlan.of([{int(p): at for p, at in s[self.setup.topics[0]].items()} for s in sources])
 
     def decided_at(self) -> dict[tuple[int, int], float]:
-        """When each batch and task was decided: the time of the file, the last one that names the task."""
+        """When each batch and task was decided: the time of the file, the last one that names the task.
+
+        For rows that do not say which task wrote them it is the time of the batch's first decision.
+        """
         log = DecisionLog(FileStore(self.checkpoint / "semel"))
         for batch in log.batches():
             for slot, record in enumerate(log.journal(batch)):
                 if isinstance(record, Decided):
                     at = (self.checkpoint / "semel" / "decisions" / f"{batch:010d}.{slot}.json").stat().st_mtime
-                    self._decided_at |= {(batch, task): at for c in record.committables for task in c.tasks}
+                    branches = (parse_branch(name) for c in record.committables for name in c.branches)
+                    self._decided_at |= {(batch, branch.task): at for branch in branches if branch}
+                    self._decided_at.setdefault((batch, NO_TASK), at)
         # Journals of old batches are pruned, so what was read once is kept.
         return self._decided_at
 

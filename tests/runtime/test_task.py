@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import semel
@@ -21,10 +22,9 @@ def batch(*values: float) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"x": list(values)})
 
 
-def task(
-    *sinks: Sink, views: tuple[str | None, ...] = (), only: Mapping[str, frozenset[int]] | None = None
-) -> TaskWriter:
-    return TaskWriter(sinks, views or tuple(None for _ in sinks), ATTEMPT, True, only, "")
+def task(*sinks: Sink, views: tuple[str | None, ...] = (), hashes: tuple[str, ...] = ()) -> TaskWriter:
+    none = tuple(None for _ in sinks)
+    return TaskWriter(sinks, views or none, hashes or tuple("" for _ in sinks), ATTEMPT, True, "")
 
 
 def spooled(tmp_path: Path) -> list[str]:
@@ -52,11 +52,24 @@ def test_a_view_leaves_out_what_its_condition_left_out(tmp_path: Path) -> None:
     assert [p.rows for p in parts] == [2]
 
 
-def test_only_the_wanted_tasks_write_when_rows_are_written_again(tmp_path: Path) -> None:
-    sinks = (semel.Sqlite(str(tmp_path / "out.db"), "a"), semel.Sqlite(str(tmp_path / "out.db"), "b"))
-    mending = task(*sinks, only={"sqlite_b": frozenset({1})})
-    assert mending.run([batch(1)], task=0, retry=0) == []
-    assert [p.branch.sink for p in mending.run([batch(1)], task=1, retry=0)] == ["sqlite_b"]
+def test_the_fingerprint_counts_the_rows_and_adds_up_their_hashes() -> None:
+    """Modulo 2**64, over all batches, and without the rows that a condition left out."""
+    first = pa.RecordBatch.from_pydict({"x": [1, 2, 3], "_semel_7": pa.array([2**63 - 1, None, -1], pa.int64())})
+    second = pa.RecordBatch.from_pydict({"x": [4], "_semel_7": pa.array([2**63 - 1], pa.int64())})
+    (part,) = task(semel.Memory("a"), hashes=("_semel_7",)).run([first, second], task=0, retry=0)
+    assert part.fingerprint == f"3:{2**64 - 3:016x}"
+    assert decode_parts(encode_parts([part])) == [part]
+    (empty,) = task(semel.Memory("a"), hashes=("_semel_7",)).run([], task=0, retry=0)
+    assert empty.fingerprint == "0:0000000000000000"
+
+
+def test_no_sink_gets_to_see_the_hashes(tmp_path: Path) -> None:
+    rows = pa.RecordBatch.from_pydict({"x": [1, 2], "_semel_2": pa.array([5, 6], pa.int64())})
+    sinks = (semel.Files(str(tmp_path / "a")), semel.Files(str(tmp_path / "b")))
+    parts = task(*sinks, hashes=("", "_semel_2")).run([rows], task=0, retry=0)
+    assert [p.fingerprint for p in parts] == ["", "2:000000000000000b"]
+    files = list(tmp_path.rglob("*.parquet"))
+    assert [pq.read_schema(file).names for file in files] == [["x"], ["x"]]
 
 
 def test_a_task_that_fails_leaves_nothing_of_any_sink(tmp_path: Path) -> None:

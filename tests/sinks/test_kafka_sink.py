@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -87,7 +88,8 @@ def test_two_that_start_at_the_same_moment_both_see_each_other_or_one_gives_way(
 def test_a_prefix_that_begins_another_one_does_not_touch_its_transactions(rig: Rig) -> None:
     topic = rig.topic()
     short = rig.sink(topic, transactional_id_prefix=f"orders-{rig.suffix}", name="eu")
-    long = rig.sink(topic, transactional_id_prefix=f"orders-{rig.suffix}-eu", name="eu")
+    small = {"batch.size": "100"}
+    long = rig.sink(topic, transactional_id_prefix=f"orders-{rig.suffix}-eu", name="eu", options=small)
     with started(short) as ours, started(long, context(pipeline=OTHERS, name="other")) as theirs:
         prepared = prepare_one(theirs, long, attempt(pipeline=OTHERS), records_of(1))
         cut_short = long.writer(Branch(attempt(pipeline=OTHERS), long.name, 1, 0))
@@ -164,14 +166,30 @@ def test_what_was_committed_a_moment_ago_counts_before_its_end_is_in_the_control
     """EndTxn is answered first: for some milliseconds the marker of a committed transaction still looks open."""
     sink = rig.sink(rig.topic())
     with started(sink) as participant:
-        gone = prepare_one(participant, sink, attempt(0), records_of(1))
+        first = prepare_one(participant, sink, attempt(0), records_of(1))
+        participant.wire.end = lambda *_, **__: "NO_ERROR"  # type: ignore[method-assign]
+        assert participant.commit(first) is Outcome.COMMITTED
+        assert rig.marker(first.branches[0]).fate is Fate.OPEN
+        replayed = prepare_one(participant, sink, attempt(0, 1), records_of(1))
+        assert participant.commit(replayed) is Outcome.ALREADY_COMMITTED
+        assert participant.recover().newest_batch == 0
+
+
+def test_a_mend_is_committed_beside_what_is_visible_of_its_batch(rig: Rig) -> None:
+    """Also when its task has the number of one that is visible, and from a driver that knows the markers only."""
+    sink = rig.sink(rig.topic())
+    with started(sink) as participant:
+        kept, gone = participant.prepare(attempt(0), stage(sink, attempt(0), records_of(1), records_of(2)))
+        assert participant.commit(kept) is Outcome.COMMITTED
         rig.world.end_by_branch(gone.branches[0])
         assert participant.commit(gone) is Outcome.GONE
-        mended = prepare_one(participant, sink, attempt(0, 1), records_of(1))
-        participant.wire.end = lambda *_, **__: "NO_ERROR"  # type: ignore[method-assign]
-        assert participant.commit(mended) is Outcome.COMMITTED
-        assert rig.marker(mended.branches[0]).fate is Fate.OPEN
-        assert participant.commit(gone) is Outcome.ALREADY_COMMITTED
+        prepared = prepare_one(participant, sink, attempt(0, 1), records_of(2))
+        mended = replace(prepared, key=gone.key, mends=True)
+    with started(sink, context(2)) as participant:
+        assert [participant.commit(c) for c in (kept, mended)] == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
+    with started(sink, context(3)) as participant:
+        assert [participant.commit(c) for c in (kept, mended)] == [Outcome.ALREADY_COMMITTED] * 2
+    assert rig.visible(sink.topic) == [1, 2]
 
 
 def test_the_control_topic_is_made_with_the_settings_that_the_proof_rests_on(rig: Rig, own_control: Kafka) -> None:
@@ -237,7 +255,7 @@ def test_a_newer_incarnation_is_left_alone_by_the_sweep(rig: Rig, monkeypatch: p
     sink = rig.sink(rig.topic())
     with started(sink) as zombie:
         parts = stage(sink, attempt(0), records_of(1))
-        successors = stage(sink, attempt(0, 1, 2), records_of(1))
+        successors = stage(sink, attempt(0, 0, 2), records_of(1))
         zombie.prepare(attempt(0), parts)
         assert rig.marker(str(successors[0].branch)).fate is Fate.OPEN
         zombie.abort(part.branch for part in (*parts, *successors))

@@ -83,9 +83,10 @@ def committable_to_json(c: Committable) -> dict[str, Any]:
         "attempt": a.attempt,
         "incarnation": a.incarnation,
         "rows": c.rows,
-        "tasks": list(c.tasks),
         "branches": list(c.branches),
         "payload": dict(c.payload),
+        "fingerprint": c.fingerprint,
+        "mends": c.mends,
     }
 
 
@@ -95,9 +96,10 @@ def committable_from_json(body: Mapping[str, Any]) -> Committable:
         key=body["key"],
         attempt=_attempt(body),
         rows=body["rows"],
-        tasks=tuple(body["tasks"]),
         branches=tuple(body["branches"]),
         payload=body["payload"],
+        fingerprint=body["fingerprint"],
+        mends=body["mends"],
     )
 
 

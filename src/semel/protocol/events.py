@@ -24,17 +24,19 @@ class Outcome(Enum):
 class Committable:
     """All that a fresh process needs to commit: it is stored in the decision and handed to the sink as it was.
 
-    `branches` names what it covers, so that recovery keeps those and drops the rest. `tasks` are the partitions whose
-    rows are inside: if it is proven gone, these are written again. `payload` is the sink's own, plain JSON.
+    `branches` names what it covers, so that recovery keeps those and drops the rest. `payload` is the sink's own, plain
+    JSON. `fingerprint` is that of its rows, where the sink commits task by task: if it is proven gone, a replay is
+    searched for it. `mends` says that it replaces one that was gone.
     """
 
     sink: str
     key: str
     attempt: Attempt
     rows: int
-    tasks: tuple[int, ...] = ()
     branches: tuple[str, ...] = ()
     payload: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    mends: bool = False
 
 
 # Events -----------------------------------------------------------------------------------------------------------

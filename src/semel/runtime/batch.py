@@ -7,7 +7,7 @@ The coordinator asks the protocol what to do in the state it is in, does it, and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +42,7 @@ from semel.protocol.invariants import (
 from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclear, resolve_batch
 from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
+from semel.runtime.mend import choose_parts, replace_gone
 from semel.sinks.base import Context, Participant, StagedPart
 from semel.sources.lag import Lag
 
@@ -50,8 +51,8 @@ BATCHES_KEPT = 100
 TIDY_EVERY_BATCHES = 100
 COMMITS_AT_ONCE = 16
 
-#: sink -> tasks whose rows are wanted; None means all rows of all sinks.
-Only = Mapping[str, frozenset[int]] | None
+#: The sinks whose rows are wanted; None means all.
+Only = Collection[str] | None
 
 
 class Stage(Protocol):
@@ -172,9 +173,9 @@ class Coordinator:
 
     def _perform(self, action: Action, work: _Work, stage: Stage | None) -> Iterable[Event]:
         if stage is not None and action is Action.STAGE:
-            yield self._stage(work, stage, only=None)
+            yield self._stage(work, stage)
         elif stage is not None and action is Action.RESTAGE:
-            yield self._stage(work, stage, only=work.tasks_of(work.batch.gone))
+            yield self._restage(work, stage)
         elif action is Action.DECIDE:
             yield self._decide(work)
         elif action is Action.COMMIT:
@@ -185,40 +186,60 @@ class Coordinator:
         else:
             raise ProtocolError(f"nothing to perform for {action}")
 
-    def _stage(self, work: _Work, stage: Stage, only: Only) -> Event:
+    def _stage(self, work: _Work, stage: Stage) -> Event:
         attempt = self.attempt(work.id, work.batch.attempt)
-        work.mends += only is not None
-        if work.mends > self.limits.mends:
-            work.error = BatchFailed(
-                f"Batch {work.id} was written again {self.limits.mends} times and vanished each time."
-            )
-            return PrepareFailed()
         try:
-            work.refuse_to_mend_a_part(only)
-            parts = stage(attempt, only)
+            parts = stage(attempt)
             failpoint("batch.staged")
-            work.proposal = self._prepare(attempt, parts, only)
+            work.proposal = self._prepare(attempt, parts)
         except Exception as error:  # noqa: BLE001 - whatever failed, the batch is rolled back and the error is raised
             work.error = error
             return PrepareFailed()
         failpoint("batch.prepared")
         return Prepared(frozenset(c.key for c in work.proposal))
 
-    def _prepare(
-        self, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]], only: Only
-    ) -> tuple[Committable, ...]:
+    def _prepare(self, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]) -> tuple[Committable, ...]:
         prepared: list[Committable] = []
         for sink, participant in self.participants.items():
-            if only is None or sink in only:
-                prepared += participant.prepare(attempt, parts.get(sink, ()))
-        if only is not None:
-            written = {s: frozenset(p.branch.task for p in parts.get(s, ())) for s in only}
-            if written != dict(only):
-                raise BatchFailed(
-                    f"Batch {attempt.batch} has another task layout than when it was decided: {written}, not {only}.",
-                    data_now="the batch is decided; what is named here is not visible, the rest is",
-                    remedy="Start with the number of partitions that the batch was decided with.",
-                )
+            prepared += participant.prepare(attempt, parts.get(sink, ()))
+        return tuple(prepared)
+
+    def _restage(self, work: _Work, stage: Stage) -> Event:
+        """Run the plan again for every sink of which something is gone, and prepare what brings it back."""
+        attempt = self.attempt(work.id, work.batch.attempt)
+        work.mends += 1
+        if work.mends > self.limits.mends:
+            work.error = BatchFailed(
+                f"Batch {work.id} was written again {self.limits.mends} times and vanished each time."
+            )
+            return PrepareFailed()
+        try:
+            parts = stage(attempt, work.broken_sinks)
+            failpoint("batch.staged")
+            work.proposal = self._mend(work, attempt, parts)
+        except Exception as error:  # noqa: BLE001 - the batch stays decided; what was staged now is dropped
+            work.error = error
+            self.roll_back(attempt)
+            return PrepareFailed()
+        failpoint("batch.prepared")
+        return Prepared(frozenset(c.key for c in work.proposal))
+
+    def _mend(
+        self, work: _Work, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]
+    ) -> tuple[Committable, ...]:
+        """What is gone is chosen for every sink before anything of it is prepared."""
+        try:
+            mends = {s: choose_parts(work.of(s), work.batch.gone, parts.get(s, ())) for s in work.broken_sinks}
+        except BatchFailed:
+            work.unmendable = True
+            raise
+        prepared: list[Committable] = []
+        for sink, mend in mends.items():
+            participant = self.participants[sink]
+            if mend.spare:
+                # Their rows are visible already, and an open transaction would hold up readers.
+                participant.abort([part.branch for part in mend.spare])
+            prepared += replace_gone(mend, work.of(sink), participant.prepare(attempt, mend.wanted))
         return tuple(prepared)
 
     def _decide(self, work: _Work) -> Event:
@@ -285,6 +306,8 @@ class Coordinator:
         open_ = ", ".join(sorted(work.batch.having(Outcome.RETRY) | work.batch.gone))
         now = f"batch {work.id} is decided; visible in: {done or 'no sink yet'}; still to commit: {open_}"
         if work.state is State.STALLED:
+            if work.unmendable:
+                raise _batch_failed(work)
             raise CommitStalled(
                 f"Batch {work.id} is decided but could not be committed to {open_}: {_cause(work.error)}.",
                 data_now=now,
@@ -343,7 +366,7 @@ class Coordinator:
         try:
             parts = stage(attempt)
             failpoint("batch.staged")
-            prepared = self._prepare(attempt, parts, only=None)
+            prepared = self._prepare(attempt, parts)
             failpoint("batch.prepared")
         except Exception as error:
             work.error = error
@@ -372,35 +395,21 @@ class _Work:
     proposal: tuple[Committable, ...] = ()
     error: BaseException | None = None
     mends: int = 0
+    #: The rows that are gone are not in a replay: to start again does not help.
+    unmendable: bool = False
     ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
         return self.batch.state
 
-    def refuse_to_mend_a_part(self, only: Only) -> None:
-        """Of a sink with a committable per task, all must be gone: a replay may number its tasks otherwise.
+    @property
+    def broken_sinks(self) -> list[str]:
+        """The sinks of which something is gone."""
+        return sorted({self.committables[key].sink for key in self.batch.gone})
 
-        Spark does not promise that task 1 of the replay has the rows of task 1 (SPARK-28650; its Kafka source does
-        mix them). Writing again "task 1" beside a task 0 that is visible would double some rows and lose others.
-        """
-        for sink, tasks in (only or {}).items():
-            every = frozenset(task for c in self.committables.values() if c.sink == sink for task in c.tasks)
-            if tasks != every:
-                raise BatchFailed(
-                    f"Of batch {self.id} the rows of task {', '.join(map(str, sorted(tasks)))} are gone from {sink}, "
-                    "and those of its other tasks are visible: they cannot be told apart in a replay.",
-                    data_now="the batch is decided; what is named here is not visible, the rest is",
-                    remedy="Write the missing rows by hand from the offsets of the batch.",
-                )
-
-    def tasks_of(self, keys: Iterable[str]) -> dict[str, frozenset[int]]:
-        """The tasks whose rows the named committables hold, by sink."""
-        tasks: dict[str, frozenset[int]] = {}
-        for key in keys:
-            c = self.committables[key]
-            tasks[c.sink] = tasks.get(c.sink, frozenset()) | frozenset(c.tasks)
-        return tasks
+    def of(self, sink: str) -> list[Committable]:
+        return [c for c in self.committables.values() if c.sink == sink]
 
 
 def _batch_failed(work: _Work) -> SemelError:

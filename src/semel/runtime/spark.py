@@ -16,10 +16,12 @@ from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.stores import open_store
 from semel.errors import CheckpointUnusable, ConfigError, QueryStopped, Refused, SchemaMismatch
 from semel.ids import Attempt, PipelineId, pipeline_id
+from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
+from semel.runtime.fingerprint import with_hashes
 from semel.runtime.startup import start_exactly_once, start_weaker
-from semel.runtime.task import PARTS, TaskWriter, decode_parts, error_of_task
+from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
 from semel.sources.plan import planned_sources
@@ -92,11 +94,13 @@ class BatchFunction:
         self._run_id = ""
         self._coordinator: Coordinator | None = None
         self._progress: KafkaProgress | None = None
+        self._limit = ArrowLimit()
 
     def begin(self, spark: SparkSession, location: str, query_id: PipelineId) -> None:
         """Claim and recover. Done before the query starts where its id is known, else at its first batch."""
         checkpoint = Checkpoint(spark, location)
         identity = Identity(query_id, self.name)
+        self._limit = ArrowLimit()
         self.end()
         if self.guarantee == "exactly-once":
             self._coordinator = start_exactly_once(
@@ -155,7 +159,7 @@ class BatchFunction:
 
     def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
         def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
-            return stage_rows(df, self.sinks, attempt, durable=coordinator.context.marked, only=only)
+            return stage_rows(df, self.sinks, attempt, self._limit, durable=coordinator.context.marked, only=only)
 
         if self.guarantee == "exactly-once":
             return coordinator.exactly_once(batch_id, stage)
@@ -235,13 +239,23 @@ def plan_must_run(query: RunningQuery) -> bool:
 
 
 def stage_rows(
-    df: DataFrame, sinks: Sequence[Sink], attempt: Attempt, *, durable: bool, only: Only = None
+    df: DataFrame,
+    sinks: Sequence[Sink],
+    attempt: Attempt,
+    limit: ArrowLimit,
+    *,
+    durable: bool,
+    only: Only = None,
 ) -> dict[str, list[StagedPart]]:
     """One Spark job that writes the batch to every sink, and what its tasks staged."""
     wanted = [s for s in sinks if only is None or s.name in only]
     frame, views = combined_view(df, wanted)
-    writer = TaskWriter(tuple(wanted), views, attempt, durable, only, os.environ.get(failpoints.VARIABLE, ""))
+    # Below exactly-once nothing is written again, so nobody asks for fingerprints.
+    asking = [durable and sink.capabilities.commits_by_task for sink in wanted]
+    frame, hashes = with_hashes(frame, views, asking)
+    writer = TaskWriter(tuple(wanted), views, hashes, attempt, durable, os.environ.get(failpoints.VARIABLE, ""))
     staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in wanted}
+    limit.apply(df.sparkSession)
     try:
         rows = frame.mapInArrow(writer, _returns()).collect()
     except Exception as error:
@@ -249,6 +263,7 @@ def stage_rows(
         if cause is None:
             raise
         raise cause from error
+    limit.saw(max((row[ROW_BYTES] for row in rows), default=0))
     for row in rows:
         for part in decode_parts(row[PARTS]):
             staged[part.branch.sink].append(part)
@@ -257,9 +272,9 @@ def stage_rows(
 
 def _returns() -> Any:
     """The schema of what tasks return. As text it would be parsed by the JVM in every batch."""
-    from pyspark.sql.types import StringType, StructType
+    from pyspark.sql.types import LongType, StringType, StructType
 
-    return StructType().add(PARTS, StringType())
+    return StructType().add(PARTS, StringType()).add(ROW_BYTES, LongType())
 
 
 def combined_view(df: DataFrame, sinks: Sequence[Sink]) -> tuple[DataFrame, tuple[str | None, ...]]:

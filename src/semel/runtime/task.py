@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from semel import errors, failpoints
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, parse_branch
 from semel.runtime import worker
+from semel.runtime.fingerprint import Fingerprint, without_hashes
 from semel.sinks.base import Sink, StagedPart, Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The column in which a task returns what it staged to the driver.
-PARTS = "parts"
+#: The columns that a task returns to the driver: what it staged, and how large its rows are.
+PARTS, ROW_BYTES = "parts", "row_bytes"
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ class TaskWriter:
     """What `mapInArrow` runs. It is pickled with the sinks' configuration; clients are made on the executor.
 
     `views` says, sink by sink, which struct column holds the sink's rows; None means that it takes every column as it
-    is. `only` restricts the tasks that write, sink by sink, when rows that vanished are written again.
+    is. `hashes` says which column holds the hashes of the sink's rows; "" means that nobody asks for a fingerprint.
     """
 
     sinks: tuple[Sink, ...]
     views: tuple[str | None, ...]
+    hashes: tuple[str, ...]
     attempt: Attempt
     durable: bool
-    only: Mapping[str, frozenset[int]] | None
     failpoints: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -48,28 +49,45 @@ class TaskWriter:
         if context is None:
             raise RuntimeError("a semel task runs only inside a Spark task")
         worker.acknowledge_at_once()
-        parts = self.run(batches, context.partitionId(), context.taskAttemptId())
+        measured = Measured(batches)
+        parts = self.run(measured, context.partitionId(), context.taskAttemptId())
         worker.lighten()
-        yield pa.RecordBatch.from_pydict({PARTS: [encode_parts(parts)]})
+        yield pa.RecordBatch.from_pydict({PARTS: [encode_parts(parts)], ROW_BYTES: [measured.row_bytes]})
 
     def run(self, batches: Iterable[pa.RecordBatch], task: int, retry: int) -> list[StagedPart]:
         """Write each batch to each sink as it comes, then prepare; on any error leave nothing behind."""
-        writers = [
-            (view, sink.writer(Branch(self.attempt, sink.name, task, retry), durable=self.durable))
-            for sink, view in zip(self.sinks, self.views, strict=True)
-            if self.only is None or task in self.only.get(sink.name, ())
-        ]
+        writers = [s.writer(Branch(self.attempt, s.name, task, retry), durable=self.durable) for s in self.sinks]
+        prints = {column: Fingerprint(column) for column in self.hashes if column}
         try:
             for batch in batches:
-                for view, writer in writers:
-                    writer.write(batch if view is None else rows_of_view(batch, view))
+                for fingerprint in prints.values():
+                    fingerprint.add(batch)
+                rows = without_hashes(batch, prints)
+                for view, writer in zip(self.views, writers, strict=True):
+                    writer.write(rows if view is None else rows_of_view(batch, view))
                 failpoint("task.wrote")
-            parts = [writer.prepare() for _, writer in writers]
+            parts = [writer.prepare() for writer in writers]
         except BaseException:
-            _abort_all(writer for _, writer in writers)
+            _abort_all(writers)
             raise
         failpoint("task.prepared")
-        return parts
+        return [
+            replace(part, fingerprint=str(prints[column])) if column else part
+            for part, column in zip(parts, self.hashes, strict=True)
+        ]
+
+
+@dataclass
+class Measured:
+    """Batches, and the mean size of a row in that batch of them where it was largest."""
+
+    batches: Iterable[pa.RecordBatch]
+    row_bytes: int = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self.batches:
+            self.row_bytes = max(self.row_bytes, batch.nbytes // max(batch.num_rows, 1))
+            yield batch
 
 
 def rows_of_view(batch: pa.RecordBatch, view: str) -> pa.RecordBatch:
@@ -101,15 +119,15 @@ def error_of_task(text: str) -> errors.SemelError | None:
 
 
 def encode_parts(parts: Sequence[StagedPart]) -> str:
-    return json.dumps([[str(p.branch), p.rows, dict(p.payload)] for p in parts])
+    return json.dumps([[str(p.branch), p.rows, dict(p.payload), p.fingerprint] for p in parts])
 
 
 def decode_parts(text: str) -> list[StagedPart]:
     return [_part(*entry) for entry in json.loads(text)]
 
 
-def _part(name: str, rows: int, payload: dict[str, Any]) -> StagedPart:
+def _part(name: str, rows: int, payload: dict[str, Any], fingerprint: str) -> StagedPart:
     branch = parse_branch(name)
     if branch is None:
         raise ValueError(f"a task returned a part with an unknown name: {name!r}")
-    return StagedPart(branch, rows, payload)
+    return StagedPart(branch, rows, payload, fingerprint)

@@ -34,6 +34,8 @@ class Capabilities:
     refuses_older_incarnation: bool = True
     #: Executors on other machines can write to it.
     remote_executors: bool = True
+    #: Each task is committed for itself, so that a decided batch may be gone in part.
+    commits_by_task: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,16 @@ class Context:
 
 @dataclass(frozen=True)
 class StagedPart:
-    """What one task staged for one sink. `payload` is the sink's own, plain JSON."""
+    """What one task staged for one sink. `payload` is the sink's own, plain JSON.
+
+    `fingerprint` is the same for the same rows, in whatever order and under whatever number of the task. It is empty
+    where it is not needed, or where Spark cannot tell it.
+    """
 
     branch: Branch
     rows: int
     payload: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,7 @@ def committable_for(
         key=key or sink,
         attempt=attempt,
         rows=sum(p.rows for p in parts),
-        tasks=tuple(sorted(p.branch.task for p in parts)),
         branches=tuple(sorted(str(p.branch) for p in parts)),
         payload=dict(payload),
+        fingerprint=parts[0].fingerprint if len(parts) == 1 else "",
     )

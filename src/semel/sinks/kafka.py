@@ -5,8 +5,8 @@ back, which proves that they are in the log and tells the producer id and epoch 
 transaction with EndTxn. If it dies in between, the next driver reads the same markers and ends what the decision names.
 
 An answer that does not say what happened ("fenced", "unknown id", "invalid state") is never taken for success nor for
-failure: the marker tells. A transaction that the broker aborted, after its timeout for example, is *gone*, and the rows
-of that task alone are written again.
+failure: the marker tells. A transaction that the broker aborted, after its timeout for example, is *gone*: the batch is
+run again, and the transaction with the same rows takes its place, whichever task has written it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,7 +75,7 @@ class Kafka(Sink):
     Without a `topic` the rows have a column of that name. `options` are Kafka's producer settings, with or without
     Spark's prefix `kafka.`, for SASL and TLS as well. `transactional_id_prefix` must be this pipeline's alone; by
     default it is made of its id. `transaction_timeout_ms` should exceed batch time plus restart time; when it does not,
-    nothing is lost, but rows are written again. `timeout_s` is how long to wait for a broker's answer.
+    nothing is lost, but the batch is run again. `timeout_s` is how long to wait for a broker's answer.
     """
 
     servers: str
@@ -87,7 +87,7 @@ class Kafka(Sink):
     timeout_s: float = 15.0
 
     kind: ClassVar[str] = "kafka"
-    capabilities: ClassVar[Capabilities] = Capabilities(native_prepare=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(native_prepare=True, commits_by_task=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,9 +180,9 @@ class _KafkaParticipant(Participant):
         self._lock = threading.RLock()
         self._log: MarkerLog | None = None
         self._control_id = ""
-        #: Branches that this driver prepared and has not asked to commit, and those that it has committed.
+        #: Branches that this driver prepared and has not asked to commit; and those of the batch that it committed.
         self._fresh: set[str] = set()
-        self._ended: set[str] = set()
+        self._ended: dict[str, Branch] = {}
         self._nameless: list[str] = []
         self._swept_at = time.monotonic()
         self._tasks_are_copied = _speculation_is_on()
@@ -269,8 +269,9 @@ class _KafkaParticipant(Participant):
             self._refuse_if_older(log)
         named = {str(p.branch): self._prepared(log, p) for p in written}
         self._sweep_if_due(set(named), retried=any(p.payload["retried"] for p in written))
-        self._ended.clear()
-        self._fresh = {str(p.branch) for p in written if not self._is_visible_already(log, p.branch)}
+        self._ended = {name: branch for name, branch in self._ended.items() if branch.attempt.batch == attempt.batch}
+        visible = max((b.attempt.batch for b in self._committed(log)), default=-1)
+        self._fresh = set() if visible >= attempt.batch else set(named)
         empty = [p for p in parts if not p.payload]
         committables = [
             self._committable(attempt, [p], str(p.branch.task), self._payload(named[str(p.branch)])) for p in written
@@ -284,7 +285,7 @@ class _KafkaParticipant(Participant):
     def _committable(
         self, attempt: Attempt, parts: Sequence[StagedPart], key: str, payload: Mapping[str, Any]
     ) -> Committable:
-        """One per task: what is gone is written again alone."""
+        """One per task: each is ended for itself, so each may be gone for itself."""
         return committable_for(self.sink.name, attempt, parts, payload, key=f"{self.sink.name}/{key}")
 
     def _payload(self, transaction: Transaction) -> dict[str, Any]:
@@ -318,36 +319,39 @@ class _KafkaParticipant(Participant):
         answer = self.wire.end(_transaction(committable.payload), commit=True)
         failpoint("kafka.committed")
         if answer == "NO_ERROR":
-            self._ended.add(name)
+            self._ended[name] = _branch(committable)
             return Outcome.COMMITTED
         if answer not in AMBIGUOUS:
             raise SinkUnavailable(f"{self.sink.describe()} answered {answer} to the commit of {name}.")
         return self._settle(committable, name, answer)
 
-    def _is_visible_already(self, log: MarkerLog, branch: Branch) -> bool:
-        """Whether the batch is past, or another branch has made the rows of this task visible.
+    def _committed(self, log: MarkerLog) -> Iterator[Branch]:
+        """What is visible. Of this driver's own at once: EndTxn is answered before the end is in the control topic."""
+        marked = log.of(self.context.pipeline, self.sink.name)
+        yield from (m.branch for m in marked if m.fate is Fate.COMMITTED)
+        # A copy: commits run in threads of their own.
+        yield from list(self._ended.values())
 
-        What this driver has committed counts at once: EndTxn is answered before the end is in the control topic.
+    def _is_a_replay(self, log: MarkerLog, committable: Committable) -> bool:
+        """Whether a later batch is visible, or an earlier attempt at this one.
+
+        Of a mend nothing else can be visible: it has the rows of a branch that is proven gone.
         """
-        batch, task = branch.attempt.batch, branch.task
-        committed = (
-            m.branch
-            for m in log.of(self.context.pipeline, self.sink.name)
-            if m.fate is Fate.COMMITTED or str(m.branch) in self._ended
-        )
-        return any(
-            b.attempt.batch > batch or (b.attempt.batch, b.task) == (batch, task) for b in committed if b != branch
-        )
+        if committable.mends or not self.context.marked:
+            return False
+        batch, number = committable.attempt.batch, committable.attempt.attempt
+        seen = (branch.attempt for branch in self._committed(log))
+        return any(a.batch > batch or (a.batch == batch and a.attempt < number) for a in seen)
 
     def _known_outcome(self, committable: Committable, name: str) -> Outcome | None:
         """What the markers say; None when the transaction is still to be ended, or the broker is to be asked first."""
         with self._lock:
             log = self._caught_up()
             marker = log.markers.get(name)
-            replaced = self.context.marked and self._is_visible_already(log, _branch(committable))
+            replay = self._is_a_replay(log, committable)
         if marker is not None and marker.fate is Fate.COMMITTED:
             return Outcome.ALREADY_COMMITTED
-        if replaced:
+        if replay:
             self.wire.end(_transaction(committable.payload), commit=False)
             return Outcome.ALREADY_COMMITTED
         return Outcome.GONE if marker is not None and marker.fate is Fate.ABORTED else None
@@ -400,7 +404,7 @@ class _KafkaParticipant(Participant):
         }
         newest = log.newest_committed(self.context.pipeline, self.sink.name)
         # EndTxn is answered before the end is in the control topic.
-        ended = [branch.attempt.batch for name in self._ended if (branch := parse_branch(name))]
+        ended = [branch.attempt.batch for branch in self._ended.values()]
         newest = max([*ended, *([] if newest is None else [newest])], default=None)
         return Remains(tuple(branches), newest, tuple(sorted(namesakes)))
 

@@ -12,8 +12,8 @@ learns all that recovery must know:
 The broker stamps each record with the producer id and the epoch that it accepted it from, which is what ending the
 transaction takes. A *fence* tells which incarnation of a pipeline is the newest, and whose the transactional ids are.
 
-The topic is compacted: the newest marker of each task stays, and a fence per pipeline and sink. A pipeline that is at
-batch N has committed everything before N, so older markers are not missed.
+The topic is compacted: the newest marker of each task and number of the attempt stays, and a fence per pipeline and
+sink. A pipeline that is at batch N has committed everything before N, so older markers are not missed.
 """
 
 from __future__ import annotations
@@ -76,9 +76,14 @@ def partition_of(sink: str) -> int:
 
 
 def marker_record(branch: Branch, rows: int, transactional_id: str) -> tuple[bytes, bytes]:
-    """Key and value. The key is the task's, so that compaction keeps its newest marker."""
-    who = branch.attempt.pipeline
-    key = f"marker/{who}/{branch.sink}/{branch.task if transactional_id else 'empty'}"
+    """Key and value. The key is the task's, so that compaction keeps its newest marker.
+
+    A mend has a key of its own: its task may have another number than the one whose rows it brings again, so that it
+    must not take the place of a marker of the same batch.
+    """
+    who, attempt = branch.attempt.pipeline, branch.attempt.attempt
+    task = f"{branch.task}.{attempt}" if attempt else str(branch.task)
+    key = f"marker/{who}/{branch.sink}/{task if transactional_id else 'empty'}"
     value = {"format": FORMAT, "branch": str(branch), "rows": rows, "id": transactional_id}
     return key.encode(), json.dumps(value).encode()
 
