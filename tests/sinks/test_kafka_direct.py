@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,6 +173,36 @@ def test_an_answer_that_is_final_fails_the_task_and_the_transaction_is_aborted()
         mine.flush(20)
     mine.abort_transaction(1)
     assert brokers.ended == [False]
+
+
+def test_an_abort_waits_for_what_is_under_way_and_ends_the_transaction_whatever_the_answer_is() -> None:
+    brokers = Slow(refuse="INVALID_PRODUCER_EPOCH")
+    mine = producer(brokers, batch_size="100")
+    mine.send("t", columns(*range(30)), 30)
+    threading.Timer(0.2, brokers.answer).start()
+    mine.abort_transaction(10)
+    assert brokers.said
+    assert brokers.ended == [False]
+
+
+class Slow(Brokers):
+    """Answers when it is told to."""
+
+    said = False
+
+    def produce(
+        self,
+        node: int,
+        transactional_id: str | None,
+        batches: Mapping[str, Mapping[int, bytes]],
+        then: Callable[[Answer], None],
+    ) -> None:
+        self.later = [*getattr(self, "later", []), lambda: Brokers.produce(self, node, transactional_id, batches, then)]
+
+    def answer(self) -> None:
+        for call in self.later:
+            call()
+        self.said = True
 
 
 def test_what_is_never_acknowledged_fails_the_task_in_time() -> None:

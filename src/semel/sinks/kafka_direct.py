@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -153,7 +154,9 @@ class DirectProducer:
     def abort_transaction(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while self._busy and time.monotonic() < deadline:
-            self._take_answers(POLL_S)
+            # Whatever else goes wrong: this is the way out.
+            with suppress(DeliveryFailed):
+                self._take_answers(POLL_S)
         if self._transaction is not None and self._added:
             self._wire.end(self._transaction, commit=False)
 

@@ -410,7 +410,7 @@ def _connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> Kafk
     try:
         return KafkaAdminClient(
             bootstrap_servers=[server.strip() for server in servers.split(",")],
-            client_id="semel-driver",
+            client_id=connection_options(options).get("client.id", "semel"),
             request_timeout_ms=min(REQUEST_TIMEOUT_MS, int(timeout_s * 1000)),
             bootstrap_timeout_ms=int(timeout_s * 1000),
             reconnect_backoff_max_ms=1000,
