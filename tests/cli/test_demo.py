@@ -48,6 +48,8 @@ def test_an_interrupted_demo_leaves_no_process_and_no_data_behind(tmp_path: Path
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        # Where the tests run in the background, it would ignore the signal as they do.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - it does nothing else
     )
     wait_until(lambda: len(processes_of(tmp_path)) >= 2)
     demo.send_signal(signal.SIGINT)

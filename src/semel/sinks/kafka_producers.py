@@ -223,7 +223,8 @@ def _wire(conf: Mapping[str, str]) -> Wire:
     with _WIRES_LOCK:
         key = tuple(sorted(connection_options(conf).items()))
         if key not in _WIRES:
-            _WIRES[key] = Wire(conf["bootstrap.servers"], conf, INIT_TIMEOUT_S)
+            patience_s = min(INIT_TIMEOUT_S, int(conf["delivery.timeout.ms"]) / 1000)
+            _WIRES[key] = Wire(conf["bootstrap.servers"], conf, patience_s)
         return _WIRES[key]
 
 
