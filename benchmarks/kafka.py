@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 VALUE_BYTES = 150
 SETTINGS = {"linger.ms": "20", "batch.size": "1000000", "compression.type": "none", "acks": "all"}
+#: The JVM compiles for a minute or so, and takes a third of two cores for it.
+WARM_UP_ROUNDS = 2
 SMALL_ROWS, SMALL_BATCHES, WARM_UP_BATCHES = 1_000, 140, 40
 
 
@@ -120,11 +122,12 @@ class Bench:
 
     def compare(self, source: Callable[[], DataFrame], what: str, rounds: int) -> dict[str, Any]:
         rates: dict[str, list[float]] = {name: [] for name in self.sinks()}
-        for round_ in range(rounds + 1):
+        for round_ in range(1 - WARM_UP_ROUNDS, rounds + 1):
             for name, sink in self.sinks().items():
                 rate = self.run(source(), sink)
-                say(f"{what}, round {round_} of {rounds}: {name} {rate:,.0f} rows/s{'' if round_ else ' (warm-up)'}")
-                if round_:
+                of = f"round {round_} of {rounds}" if round_ > 0 else "warm-up"
+                say(f"{what}, {of}: {name} {rate:,.0f} rows/s")
+                if round_ > 0:
                     rates[name].append(rate)
         medians = {f"{name}_rows_per_s": round(statistics.median(values)) for name, values in rates.items()}
         ratios = [mine / own for mine, own in zip(rates["exactly_once"], rates["spark"], strict=True)]
@@ -192,7 +195,7 @@ def prepared(arguments: argparse.Namespace, folder: Path) -> Iterator[Bench]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3_000_000)
-    parser.add_argument("--rows-per-batch", type=int, default=500_000)
+    parser.add_argument("--rows-per-batch", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--compression", default="none")
     parser.add_argument("--only", choices=("write_only", "kafka_to_kafka", "added_ms"))
