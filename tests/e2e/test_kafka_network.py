@@ -73,7 +73,7 @@ def test_tasks_that_stay_cut_off_fail_the_batch_and_the_next_start_runs_it_again
     assert life.returncode == 1
     assert "BatchFailed: " in life.error, life.error[:3000]
     assert "the data now: the batch was rolled back: nothing of it is visible in any sink" in life.error
-    assert "what to do: " in life.error
+    assert "what to do: Mend the cause and start the pipeline again" in life.error
     proxy.mend()
     assert game.committed() == game.setup.rows_per_batch
     last = game.live()

@@ -82,7 +82,7 @@ class KafkaWriter(Writer):
         except DeliveryFailed as error:
             raise self._failed(error) from None
         except (ConfigError, SinkUnavailable) as error:
-            raise BatchFailed(error.what, remedy=error.remedy) from None
+            raise _unreached(error) from None
         except ValueError as error:
             raise BatchFailed(f"{self.target}: {error}.") from None
         self.rows += batch.num_rows
@@ -113,7 +113,7 @@ class KafkaWriter(Writer):
         except DeliveryFailed as error:
             raise self._failed(error) from None
         except (ConfigError, SinkUnavailable) as error:
-            raise BatchFailed(error.what, remedy=error.remedy) from None
+            raise _unreached(error) from None
 
     def _leave_open(self) -> StagedPart:
         if self._ready is None or self._pool is None:
@@ -158,6 +158,11 @@ class KafkaWriter(Writer):
         ]
         text = ", ".join(word for word in known if word)
         return f" ({text})" if text else ""
+
+
+def _unreached(error: ConfigError | SinkUnavailable) -> BatchFailed:
+    """What the options are to blame for has a remedy of its own; brokers that are away have the batch's."""
+    return BatchFailed(error.what, remedy=error.remedy if isinstance(error, ConfigError) else "")
 
 
 def _shown(key: bytes | None) -> str:
