@@ -123,8 +123,10 @@ class Bench:
     def compare(self, source: Callable[[], DataFrame], what: str, rounds: int) -> dict[str, Any]:
         rates: dict[str, list[float]] = {name: [] for name in self.sinks()}
         for round_ in range(1 - WARM_UP_ROUNDS, rounds + 1):
-            for name, sink in self.sinks().items():
-                rate = self.run(source(), sink)
+            # Each pays for what the one before has left to the disk, so that none follows the same one always.
+            names = list(rates)[round_ % len(rates) :] + list(rates)[: round_ % len(rates)]
+            for name in names:
+                rate = self.run(source(), self.sinks()[name])
                 of = f"round {round_} of {rounds}" if round_ > 0 else "warm-up"
                 say(f"{what}, {of}: {name} {rate:,.0f} rows/s")
                 if round_ > 0:

@@ -50,9 +50,9 @@ class Brokers:
             return "LEADER_NOT_AVAILABLE", {}
         return "NO_ERROR", {p: self._leader(p) for p in range(PARTITIONS)}
 
-    def add_partitions(self, _: Transaction, _topic: str, partitions: Sequence[int]) -> str:
-        self.added |= set(partitions)
-        return "NO_ERROR"
+    def add_partitions(self, _: Transaction, places: Mapping[str, Sequence[int]]) -> tuple[str, str]:
+        self.added |= set(places["t"])
+        return "NO_ERROR", ""
 
     def end(self, _: Transaction, *, commit: bool) -> str:
         self.ended.append(commit)

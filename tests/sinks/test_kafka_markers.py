@@ -306,9 +306,8 @@ class FakeLog:
         self.held_back = held_back
         self.reads = 0
 
-    def log_end(self, topic: str, partition: int) -> int:
-        assert (topic, partition) == ("semel-control", 0)
-        return self.first + len(self.entries)
+    def tail(self, topic: str, partition: int, offset: int) -> tuple[int, Slice]:
+        return self.first + len(self.entries), self.read(topic, partition, offset)
 
     def read(self, topic: str, partition: int, offset: int) -> Slice:
         assert (topic, partition) == ("semel-control", 0)
@@ -330,7 +329,7 @@ def test_it_reads_to_the_end_and_asks_for_no_more() -> None:
     log.catch_up(wire)
     assert (log.position, wire.reads, fates(log)) == (2, 2, {branch(): Fate.COMMITTED})
     log.catch_up(wire)
-    assert wire.reads == 2
+    assert wire.reads == 3
 
 
 def test_it_goes_on_where_the_log_begins_when_its_beginning_was_deleted() -> None:

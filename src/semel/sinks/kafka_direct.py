@@ -75,9 +75,8 @@ TAKEN_BEFORE = "DUPLICATE_SEQUENCE_NUMBER"
 
 def suits(conf: Mapping[str, str]) -> bool:
     """Whether all that these settings ask for is done here."""
-    compression = conf.get("compression.type", conf.get("compression.codec", "none"))
     plain = {"partitioner": ("murmur2_random",), "compression.type": tuple(CODECS)}
-    return compression in CODECS and all(
+    return all(
         CONNECTION.fullmatch(name) or (name in FOLLOWED and value in plain.get(name, (value,)))
         for name, value in conf.items()
     )
@@ -145,7 +144,7 @@ class DirectProducer:
     def init_transactions(self) -> None:
         answer, producer_id, epoch = self._wire.start_producer(self._id or None, self._transaction_timeout_ms)
         if answer != "NO_ERROR":
-            raise DeliveryFailed(answer, (Failure(answer, answer),))
+            raise _failed(_failure(answer))
         self._transaction = Transaction(self._id, producer_id, epoch)
 
     def begin_transaction(self) -> None:
@@ -342,14 +341,16 @@ class DirectProducer:
         if not (self._id and self._transaction):
             return
         wanted = {place for place, p in self._partitions.items() if p.batches} - self._added
-        for topic in {topic for topic, _ in wanted}:
-            numbers = sorted(number for name, number in wanted if name == topic)
-            answer = self._wire.add_partitions(self._transaction, topic, numbers)
-            # Even a refusal may have begun the transaction, and so it is to be ended.
-            self._added |= {(topic, number) for number in numbers}
-            if answer != "NO_ERROR":
-                name = WORDS.get(answer, answer)
-                raise DeliveryFailed(TEXTS.get(name, answer), (Failure(name, TEXTS.get(name, answer), topic),))
+        if not wanted:
+            return
+        places: dict[str, list[int]] = {}
+        for topic, number in sorted(wanted):
+            places.setdefault(topic, []).append(number)
+        answer, refused = self._wire.add_partitions(self._transaction, places)
+        # Even a refusal may have begun the transaction, and so it is to be ended.
+        self._added |= wanted
+        if answer != "NO_ERROR":
+            raise _failed(_failure(answer, refused))
 
     def _take_answers(self, wait_s: float) -> None:
         while True:
@@ -366,12 +367,12 @@ class DirectProducer:
             raise DeliveryFailed(self._failures[0].text, self._failures)
 
     def _settle(self, batch: Rows, said: str) -> None:
-        partition, name = batch.partition, WORDS.get(said, said)
+        partition = batch.partition
         if said in ("NO_ERROR", TAKEN_BEFORE):
             partition.batches.popleft()
             partition.pause_s = PAUSE_S
             self._waiting_bytes -= batch.size
-        elif name == TOO_LARGE and len(batch) > 1:
+        elif WORDS.get(said) == TOO_LARGE and len(batch) > 1:
             self._split(batch)
         elif self._wire.is_transient(said):
             self._again([batch])
@@ -379,8 +380,7 @@ class DirectProducer:
             one = len(batch) == 1
             key = batch.key[0].as_py() if one and batch.key is not None else None
             size = len(batch.value[0].as_py() or b"") if one else -1
-            text = TEXTS.get(name, f"Broker: {said}")
-            self._failures.append(Failure(name, text, partition.topic, partition.number, _bytes(key), size))
+            self._failures.append(_failure(said, partition.topic, partition.number, _bytes(key), size))
 
     def _again(self, batches: Iterable[Rows]) -> None:
         """Later, and perhaps to another broker."""
@@ -408,12 +408,10 @@ class DirectProducer:
         deadline = time.monotonic() + self._propagation_s
         while topic not in self._leaders:
             answer, leaders = self._wire.leaders(topic)
-            name = WORDS.get(answer, answer)
             if leaders and answer == "NO_ERROR":
                 self._leaders[topic] = leaders
             elif not self._wire.is_transient(answer) or time.monotonic() > deadline:
-                text = TEXTS.get(name, f"Broker: {answer}")
-                raise DeliveryFailed(text, (Failure(name, text, topic),))
+                raise _failed(_failure(answer, topic))
             else:
                 time.sleep(PAUSE_S)
         return self._leaders[topic]
@@ -432,8 +430,19 @@ class DirectProducer:
         self, name: str, topic: str, number: int, columns: Mapping[str, pa.Array | None], index: int
     ) -> DeliveryFailed:
         key, value = (array[index].as_py() if (array := columns.get(c)) is not None else None for c in ("key", "value"))
-        failure = Failure(name, TEXTS[name], topic, number, _bytes(key), len(_bytes(value) or b""))
-        return DeliveryFailed(failure.text, (failure,))
+        return _failed(_failure(name, topic, number, _bytes(key), len(_bytes(value) or b"")))
+
+
+def _failure(
+    said: str, topic: str = "", partition: int = UNASSIGNED, key: bytes | None = None, size: int = -1
+) -> Failure:
+    """What a broker said, or what we found ourselves, in librdkafka's words."""
+    name = WORDS.get(said, said)
+    return Failure(name, TEXTS.get(name, f"Broker: {said}"), topic, partition, key, size)
+
+
+def _failed(failure: Failure) -> DeliveryFailed:
+    return DeliveryFailed(failure.text, (failure,))
 
 
 def _answer_to(answers: SimpleQueue[tuple[int, list[Rows], Answer]], leader: int, batches: list[Rows]) -> Any:

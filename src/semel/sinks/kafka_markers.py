@@ -103,7 +103,7 @@ def fence_record(fence: Fence) -> tuple[bytes, bytes]:
 
 
 class Readable(Protocol):
-    def log_end(self, topic: str, partition: int) -> int: ...
+    def tail(self, topic: str, partition: int, offset: int) -> tuple[int, Slice]: ...
     def read(self, topic: str, partition: int, offset: int) -> Slice: ...
 
 
@@ -122,12 +122,14 @@ class MarkerLog:
 
     def catch_up(self, wire: Readable) -> None:
         """Read to where the log ended when we began to read, or further. What is not read is not known to be absent."""
-        goal, empty_reads = wire.log_end(self.topic, self.partition), 0
-        while self.position < goal:
-            found = wire.read(self.topic, self.partition, self.position)
+        goal, found = wire.tail(self.topic, self.partition, self.position)
+        empty_reads = 0
+        while True:
             self.apply(found.entries)
             empty_reads = 0 if found.next_offset > self.position else empty_reads + 1
             self.position = max(self.position, found.next_offset)
+            if self.position >= goal:
+                return
             if empty_reads >= EMPTY_READS_MAX:
                 raise SinkUnavailable(
                     f"The control topic {self.topic} cannot be read to its end: partition {self.partition} gives "
@@ -135,6 +137,7 @@ class MarkerLog:
                 )
             if empty_reads:
                 time.sleep(EMPTY_READ_PAUSE_S)
+            found = wire.read(self.topic, self.partition, self.position)
 
     def apply(self, entries: Iterable[LogRecord | LogEnd]) -> None:
         for entry in entries:

@@ -112,6 +112,7 @@ class Wire:
         self.timeout_s = timeout_s
         self._client = _connect(servers, options, timeout_s)
         self._manager: Any = self._client._manager
+        self._known_leaders: dict[tuple[str, int], int] = {}
 
     def close(self) -> None:
         self._client.close()
@@ -159,30 +160,36 @@ class Wire:
 
         return self._until_answered(f"InitProducerId of {transactional_id}", ask)
 
-    def add_partitions(self, transaction: Transaction, topic: str, partitions: Sequence[int]) -> str:
-        """Tell the coordinator that the transaction will have rows there; the worst of its answers by name."""
+    def add_partitions(self, transaction: Transaction, places: Mapping[str, Sequence[int]]) -> tuple[str, str]:
+        """Tell the coordinator where the transaction will have rows, by topic.
+
+        Returns the worst of its answers by name, and the topic that it is about.
+        """
         from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
 
-        async def ask() -> str:
+        async def ask() -> tuple[str, str]:
             request = AddPartitionsToTxnRequest(
                 v3_and_below_transactional_id=transaction.id,
                 v3_and_below_producer_id=transaction.producer_id,
                 v3_and_below_producer_epoch=transaction.epoch,
                 v3_and_below_topics=[
                     AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
+                    for topic, partitions in places.items()
                 ],
                 max_version=ADD_PARTITIONS_VERSION_MAX,
             )
             response = await self._to_coordinator(transaction.id, request)
             codes = [
-                p.partition_error_code for t in response.results_by_topic_v3_and_below for p in t.results_by_partition
+                (p.partition_error_code, t.name)
+                for t in response.results_by_topic_v3_and_below
+                for p in t.results_by_partition
             ]
-            for code in codes:
+            for code, _ in codes:
                 if code and _error(code).retriable:
                     _raise_for(code)
             # Where one is refused, the others are said not to have been tried.
-            refused = [str(_error(code).message) for code in codes if code]
-            return min(refused, key=lambda name: name == "OPERATION_NOT_ATTEMPTED", default="NO_ERROR")
+            refused = [(str(_error(code).message), topic) for code, topic in codes if code]
+            return min(refused, key=lambda one: one[0] == "OPERATION_NOT_ATTEMPTED", default=("NO_ERROR", ""))
 
         return self._until_answered(f"AddPartitionsToTxn of {transaction.id}", ask)
 
@@ -308,30 +315,42 @@ class Wire:
         The high watermark that comes with a fetch does not say so. A new leader may answer with one from before its
         election; asked for the end, it answers only once it knows better (KIP-207).
         """
-
-        async def ask() -> int:
-            leader = await self._leader(topic, partition)
-            response = await self._manager.send(_list_offsets(topic, partition), node_id=leader)
-            found = response.topics[0].partitions[0]
-            _raise_for(found.error_code)
-            return int(found.offset)
-
-        return self._until_answered(f"ListOffsets of {topic}", ask)
+        return self._of_leader(
+            f"ListOffsets of {topic}", topic, partition, _list_offsets(topic, partition), then=_log_end
+        )
 
     def read(self, topic: str, partition: int, offset: int) -> Slice:
         """Everything from an offset on, uncommitted records and the ends of transactions included."""
+        request = _fetch(topic, partition, offset)
+        return self._of_leader(f"Fetch of {topic}", topic, partition, request, then=lambda said: _found(said, offset))
 
-        async def ask() -> Slice:
-            leader = await self._leader(topic, partition)
-            response = await self._manager.send(_fetch(topic, partition, offset), node_id=leader)
-            _raise_for(response.error_code)
-            found = response.responses[0].partitions[0]
-            if _error(found.error_code).message == "OFFSET_OUT_OF_RANGE" and offset < found.log_start_offset:
-                return Slice((), found.log_start_offset, found.high_watermark)
-            _raise_for(found.error_code)
-            return _slice(found.records, offset, found.high_watermark)
+    def tail(self, topic: str, partition: int, offset: int) -> tuple[int, Slice]:
+        """`log_end` and `read` at once: a broker answers the requests of one connection in turn."""
+        requests = _list_offsets(topic, partition), _fetch(topic, partition, offset)
+        return self._of_leader(
+            f"Fetch of {topic}",
+            topic,
+            partition,
+            *requests,
+            then=lambda end, said: (_log_end(end), _found(said, offset)),
+        )
 
-        return self._until_answered(f"Fetch of {topic}", ask)
+    def _of_leader(self, what: str, topic: str, partition: int, *requests: Any, then: Callable[..., T]) -> T:
+        """Ask the leader of a partition. After any trouble the next one is looked up: it may have moved."""
+        place = topic, partition
+
+        async def ask() -> T:
+            try:
+                if place not in self._known_leaders:
+                    self._known_leaders[place] = await self._leader(topic, partition)
+                leader = self._known_leaders[place]
+                under_way = [self._manager.send(request, node_id=leader) for request in requests]
+                return then(*[await answer for answer in under_way])
+            except Exception:
+                self._known_leaders.pop(place, None)
+                raise
+
+        return self._until_answered(what, ask)
 
     async def _leader(self, topic: str, partition: int) -> int:
         from kafka.errors import LeaderNotAvailableError
@@ -511,6 +530,21 @@ def _fetch(topic: str, partition: int, offset: int) -> Any:
         topics=[FetchRequest.FetchTopic(topic=topic, partitions=[wanted])],
         max_version=FETCH_VERSION_MAX,
     )
+
+
+def _log_end(response: Any) -> int:
+    found = response.topics[0].partitions[0]
+    _raise_for(found.error_code)
+    return int(found.offset)
+
+
+def _found(response: Any, offset: int) -> Slice:
+    _raise_for(response.error_code)
+    found = response.responses[0].partitions[0]
+    if _error(found.error_code).message == "OFFSET_OUT_OF_RANGE" and offset < found.log_start_offset:
+        return Slice((), found.log_start_offset, found.high_watermark)
+    _raise_for(found.error_code)
+    return _slice(found.records, offset, found.high_watermark)
 
 
 def _slice(records: bytes | None, offset: int, end: int) -> Slice:
