@@ -2,7 +2,7 @@
 
 from semel.errors import SemelError
 from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
-from semel.sinks import Files, Kafka, Memory, Sink, Sqlite
+from semel.sinks import Files, Kafka, Memory, Postgres, Sink, Sqlite
 from semel.sinks.files import committed_files, read_committed
 from semel.sources import read_kafka
 
@@ -11,6 +11,7 @@ __all__ = [
     "Kafka",
     "Memory",
     "Pipeline",
+    "Postgres",
     "SemelError",
     "Sink",
     "Sqlite",

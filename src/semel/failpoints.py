@@ -41,6 +41,8 @@ FAILPOINTS = {
     "files.committed": "the manifest is written, the coordinator does not know yet",
     "kafka.marked": "a task sent its marker, nothing is flushed yet",
     "kafka.committed": "the broker ended a transaction, the coordinator does not know yet",
+    "postgres.moved": "rows and ledger row are in the driver's open transaction",
+    "postgres.committed": "PostgreSQL has committed, the coordinator does not know yet",
     "batch.committed": "every sink has committed, Spark has not written commits/N",
 }
 

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.harness import HARNESSES, Harness
+from tests.contract.harness import OWN_HARNESSES, Harness
+from tests.contract.sql_harness import SQL_HARNESSES
+
+#: One for each sink, and where a sink has modes one for each of them.
+HARNESSES: dict[str, type[Harness]] = {**OWN_HARNESSES, **SQL_HARNESSES}
 
 SURVIVORS = [kind for kind, harness in HARNESSES.items() if harness.survives_the_process]
 
@@ -29,8 +33,9 @@ def durable_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
 @contextmanager
 def _made(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Harness]:
-    server = HARNESSES[kind].server
-    made = HARNESSES[kind](folder, request.getfixturevalue(server).bootstrap if server else "")
+    wanted = HARNESSES[kind]
+    address = getattr(request.getfixturevalue(wanted.server), wanted.address_of_server) if wanted.server else ""
+    made = wanted(folder, address)
     try:
         yield made
     finally:

@@ -198,6 +198,7 @@ class Harness(ABC):
     committed_failpoint: ClassVar[str] = ""
     #: The fixture that gives the address of the server.
     server: ClassVar[str] = ""
+    address_of_server: ClassVar[str] = "bootstrap"
     #: How many batches the search for leaks takes, and by how many descriptors connections come and go meanwhile.
     leak_batches: ClassVar[int] = 200
     descriptor_jitter: ClassVar[int] = 0
@@ -452,4 +453,6 @@ class KafkaHarness(Harness):
         self.world.close()
 
 
-HARNESSES: dict[str, type[Harness]] = {h.kind: h for h in (MemoryHarness, SqliteHarness, FilesHarness, KafkaHarness)}
+OWN_HARNESSES: dict[str, type[Harness]] = {
+    h.kind: h for h in (MemoryHarness, SqliteHarness, FilesHarness, KafkaHarness)
+}

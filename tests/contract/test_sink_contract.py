@@ -18,9 +18,8 @@ from semel.ids import Branch, parse_branch
 from semel.protocol.events import Outcome
 from semel.sinks.base import Context, Participant, Remains, Sink
 from semel.sinks.registry import SINKS
-from tests.contract.conftest import SURVIVORS
+from tests.contract.conftest import HARNESSES, SURVIVORS
 from tests.contract.harness import (
-    HARNESSES,
     OTHERS,
     Harness,
     Killed,
@@ -54,7 +53,7 @@ def started(sink: Sink, who: Context | None = None) -> Iterator[Participant]:
 
 
 def test_every_registered_sink_has_a_harness() -> None:
-    assert set(SINKS) == set(HARNESSES)
+    assert set(SINKS) == {harness.kind for harness in HARNESSES.values()}
 
 
 def test_only_a_store_inside_the_process_is_spared_the_tests_with_other_processes() -> None:
@@ -362,8 +361,9 @@ def test_two_sinks_on_one_store_commit_both(harness: Harness, marked: bool) -> N
     who = context(marked=marked)
     with started(orders, who) as first, started(returns, who) as second, ThreadPoolExecutor(2) as pool:
         for batch in range(3):
-            one = prepare(first, orders, attempt(batch), rows_of(batch))
-            two = prepare(second, returns, attempt(batch), rows_of(100 + batch))
+            which = attempt(batch)
+            one = Promise(first.prepare(which, stage(orders, which, [rows_of(batch)], durable=marked)))
+            two = Promise(second.prepare(which, stage(returns, which, [rows_of(100 + batch)], durable=marked)))
             answers = [pool.submit(commit, first, one), pool.submit(commit, second, two)]
             assert {a.result(timeout=10) for a in answers} <= {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
     seen = harness.visible if marked else harness.visible_without_marks

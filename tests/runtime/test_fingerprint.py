@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,7 +29,9 @@ CONTEXT = Context(ATTEMPT.pipeline, "orders", ATTEMPT.incarnation)
 class ByTask(semel.Memory):
     """A sink of which fingerprints are wanted."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(commits_by_task=True)
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(commits_by_task=True)
 
 
 def staged(df: DataFrame, *sinks: Sink, durable: bool = True) -> dict[str, list[StagedPart]]:

@@ -36,6 +36,8 @@ class Capabilities:
     remote_executors: bool = True
     #: Each task is committed for itself, so that a decided batch may be gone in part.
     commits_by_task: bool = False
+    #: The store drops what is prepared after a while: it is prepared last and committed first.
+    expires: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,6 @@ class Sink(ABC):
     """
 
     kind: ClassVar[str]
-    capabilities: ClassVar[Capabilities] = Capabilities()
 
     name: str = field(default="", kw_only=True)
     select: Sequence[str] = field(default=(), kw_only=True)
@@ -145,6 +146,14 @@ class Sink(ABC):
             object.__setattr__(self, "name", sink_name(self.name or to_sink_name(self.default_name())))
         except ValueError as error:
             raise ConfigError(f"A {self.kind} sink cannot have this name: {error}.") from None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def among(self, sinks: Sequence[Sink]) -> Sink:  # noqa: ARG002 - most sinks do not care
+        """The sink as it is used in a pipeline of these sinks, itself included."""
+        return self
 
     @abstractmethod
     def default_name(self) -> str:

@@ -87,7 +87,6 @@ class Kafka(Sink):
     timeout_s: float = 15.0
 
     kind: ClassVar[str] = "kafka"
-    capabilities: ClassVar[Capabilities] = Capabilities(native_prepare=True, commits_by_task=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +115,10 @@ class Kafka(Sink):
 
     def __repr__(self) -> str:
         return f"Kafka({self.servers!r}, {self.topic!r}, options={hide_secrets(self.options)!r}, name={self.name!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(native_prepare=True, commits_by_task=True, expires=True)
 
     def default_name(self) -> str:
         return to_sink_name(f"kafka_{self.topic}" if self.topic else "kafka")

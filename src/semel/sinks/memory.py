@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import Fenced
 from semel.ids import Attempt, Branch, PipelineId
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.base import Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +45,6 @@ class Memory(Sink):
     table: str
 
     kind: ClassVar[str] = "memory"
-    capabilities: ClassVar[Capabilities] = Capabilities()
 
     def default_name(self) -> str:
         return f"memory_{self.table}"

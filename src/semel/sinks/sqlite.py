@@ -47,7 +47,6 @@ class Sqlite(Sink):
     timeout_s: float = 60.0
 
     kind: ClassVar[str] = "sqlite"
-    capabilities: ClassVar[Capabilities] = Capabilities(remote_executors=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +60,10 @@ class Sqlite(Sink):
             raise ConfigError(f"Sqlite has no mode {self.mode!r}; use one of {', '.join(MODES)}.")
         if (self.mode == "upsert") != bool(self.key):
             raise ConfigError(f"Sqlite table {self.table}: mode 'upsert' and `key` go together.")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(remote_executors=False)
 
     def default_name(self) -> str:
         return f"sqlite_{self.table}"

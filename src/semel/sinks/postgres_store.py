@@ -1,0 +1,234 @@
+"""PostgreSQL as driver and tasks see it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import ConfigError, MissingExtra, SinkUnavailable
+from semel.ids import Branch, Incarnation, PipelineId, parse_branch
+from semel.sinks.base import Context
+from semel.sinks.postgres_types import Column
+from semel.sinks.sql_store import Store
+
+if TYPE_CHECKING:
+    import psycopg
+
+STAGE_PREFIX = "semel_stage_"
+#: Any number will do, as long as nobody else locks by it: created once, at the same time by nobody.
+CREATE_LOCK = 7_361_019_244_530_017
+SESSION_END_S_MAX = 10.0
+SESSION_END_PAUSE_S = 0.02
+#: What the server says when a login can never succeed: class 28, and a database that does not exist.
+LOGIN_REFUSED = re.compile(r"authentication failed|no pg_hba.conf entry|(role|database) \"[^\"]*\" does not exist")
+
+LEDGER = """
+CREATE TABLE IF NOT EXISTS {ledger} (
+    pipeline text NOT NULL, sink text NOT NULL, batch bigint NOT NULL, part text NOT NULL, attempt integer NOT NULL,
+    incarnation bigint NOT NULL, row_count bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (pipeline, sink, batch, part)
+)
+"""
+FENCE = """
+CREATE TABLE IF NOT EXISTS {fence} (
+    pipeline text NOT NULL, sink text NOT NULL, incarnation bigint NOT NULL, name text NOT NULL,
+    PRIMARY KEY (pipeline, sink)
+)
+"""
+COLUMNS = """
+SELECT a.attname, t.typname, t.typtype::text, coalesce(e.typname, ''), t.typelem,
+       a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' OR a.attidentity = 'a'
+FROM pg_attribute a
+JOIN pg_type given ON given.oid = a.atttypid
+JOIN pg_type t ON t.oid = coalesce(nullif(given.typbasetype, 0), given.oid)
+LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A database, a schema in it, and how long to wait for either."""
+
+    url: str
+    schema: str
+    timeout_s: float
+
+    def named(self, table: str) -> str:
+        return f"{quote(self.schema)}.{quote(table)}" if self.schema else quote(table)
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {"ledger": self.named("semel_ledger"), "fence": self.named("semel_fence")}
+
+    def connect(self, application: str) -> psycopg.Connection[Any]:
+        """A connection in autocommit, whose open transaction nobody ends for being idle."""
+        client = psycopg_()
+        milliseconds = str(int(self.timeout_s * 1000))
+        try:
+            connection: psycopg.Connection[Any] = client.connect(
+                self.url,
+                autocommit=True,
+                prepare_threshold=None,
+                application_name=application,
+                connect_timeout=max(2, int(self.timeout_s)),
+                tcp_user_timeout=milliseconds,
+            )
+            connection.execute(
+                "SELECT set_config('idle_in_transaction_session_timeout', '0', false), "
+                "set_config('lock_timeout', %s, false), set_config('client_encoding', 'UTF8', false), "
+                # What is committed must survive a crash, whatever is the habit of this user or database.
+                "CASE WHEN current_setting('synchronous_commit') = 'off' "
+                "THEN set_config('synchronous_commit', 'on', false) END",
+                (milliseconds,),
+            )
+        except client.OperationalError as error:
+            text = one_line(error)
+            if LOGIN_REFUSED.search(text):
+                raise ConfigError(f"PostgreSQL refused the login: {text}.", remedy="Correct the url.") from None
+            raise SinkUnavailable(f"PostgreSQL cannot be reached: {text}.") from None
+        except client.ProgrammingError as error:
+            # The text may hold the url.
+            raise ConfigError("The url of a Postgres sink cannot be read.", remedy=URL_REMEDY) from error.__cause__
+        return connection
+
+
+URL_REMEDY = "Write it as postgresql://user:password@host:5432/database, or as `host=... dbname=...`."
+
+
+def execute(
+    connection: psycopg.Connection[Any], sql: str, values: Sequence[Any] = (), **names: str
+) -> list[tuple[Any, ...]]:
+    """The rows of a statement; of one that has none, how many rows it changed."""
+    # With values, the client takes a percent sign in a name for the place of one.
+    quoted = {name: text.replace("%", "%%") for name, text in names.items()} if values else names
+    cursor = connection.execute(sql.format(**quoted), tuple(values) or None)
+    return cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
+
+
+def columns_of(connection: psycopg.Connection[Any], table: str) -> list[Column]:
+    """The columns of a table, given by its quoted name; none when it does not exist."""
+    return [Column(*row) for row in execute(connection, COLUMNS, (table,))]
+
+
+def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
+    """By which a newer incarnation finds the sessions of an older one."""
+    return f"semel-{pipeline}-i{incarnation}"
+
+
+def stage_table(branch: str) -> str:
+    """Names of tables are short, so the branch stands in the table's comment."""
+    return STAGE_PREFIX + hashlib.sha256(branch.encode()).hexdigest()[:32]
+
+
+class PostgresStore(Store):
+    def __init__(self, place: Place, context: Context) -> None:
+        super().__init__(context)
+        self.place = place
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return self.place.connect(application_name(self.context.pipeline, self.context.incarnation))
+
+    def is_broken(self, connection: psycopg.Connection[Any]) -> bool:
+        return connection.closed
+
+    def run(
+        self, connection: psycopg.Connection[Any], sql: str, values: Sequence[Any] = (), **names: str
+    ) -> list[tuple[Any, ...]]:
+        return execute(connection, sql, values, **self.place.names, **names)
+
+    def staged(self) -> dict[Branch, str]:
+        found = self.query(
+            "SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class c "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = coalesce(nullif(%s, ''), current_schema()) AND starts_with(c.relname, %s)",
+            (self.place.schema, STAGE_PREFIX),
+        )
+        named = {branch: table for table, comment in found if (branch := parse_branch(comment or ""))}
+        return {branch: table for branch, table in named.items() if table == stage_table(str(branch))}
+
+    def drop_staged(self, tables: Iterable[str]) -> None:
+        quoted = ", ".join(self.place.named(table) for table in tables)
+        if quoted:
+            self.query("DROP TABLE IF EXISTS {tables}", tables=quoted)
+
+    def prepared(self) -> set[Branch]:
+        found = self.query("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+        return {branch for (gid,) in found if (branch := parse_branch(gid))}
+
+    def commit_prepared(self, branch: Branch) -> bool:
+        return self._end_prepared("COMMIT", branch)
+
+    def roll_back_prepared(self, branch: Branch) -> None:
+        self._end_prepared("ROLLBACK", branch)
+
+    def _end_prepared(self, verb: str, branch: Branch) -> bool:
+        try:
+            self.query(f"{verb} PREPARED {{gid}}", gid=literal(branch))
+        except psycopg_().errors.UndefinedObject:
+            return False
+        return True
+
+    def end_older_sessions(self) -> None:
+        deadline = time.monotonic() + SESSION_END_S_MAX
+        while older := self._older_sessions():
+            for pid in older:
+                self.query("SELECT pg_terminate_backend(%s)", (pid,))
+            if time.monotonic() > deadline:
+                raise SinkUnavailable(
+                    f"Sessions of an older incarnation of this pipeline do not end: processes {older} of PostgreSQL.",
+                    remedy="End them with pg_terminate_backend, then start the pipeline again.",
+                )
+            time.sleep(SESSION_END_PAUSE_S)
+
+    def _older_sessions(self) -> list[int]:
+        prefix = application_name(self.context.pipeline, Incarnation(0))[:-1]
+        found = self.query(
+            "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database() "
+            "AND usename = current_user AND starts_with(application_name, %s)",
+            (prefix,),
+        )
+        return [pid for pid, name in found if int(name.removeprefix(prefix) or 0) < self.context.incarnation]
+
+    def create_bookkeeping(self) -> None:
+        if self.has_bookkeeping():
+            return
+        with self.transaction() as run:
+            run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
+            run(LEDGER)
+            run(FENCE)
+
+    def has_bookkeeping(self) -> bool:
+        names = self.place.names
+        found = self.query("SELECT to_regclass(%s), to_regclass(%s)", (names["ledger"], names["fence"]))
+        return None not in found[0]
+
+
+def quote(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def literal(branch: Branch) -> str:
+    """The name of a branch has neither quotes nor backslashes."""
+    return f"'{branch}'"
+
+
+def psycopg_() -> Any:
+    try:
+        import psycopg
+    except ImportError:
+        raise MissingExtra("The Postgres sink needs psycopg, which is not installed.", extra="postgres") from None
+    return psycopg
+
+
+def one_line(error: Any) -> str:
+    """What the server said: the message, the detail that names the key, and where in a COPY it was."""
+    said = getattr(error, "diag", None)
+    lines = [said.message_primary, said.message_detail, said.context] if said and said.message_primary else []
+    text = "; ".join(line.strip().splitlines()[0].rstrip(".") for line in lines if line)
+    return text or " ".join(str(error).split()).rstrip(".")

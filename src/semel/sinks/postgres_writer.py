@@ -1,0 +1,144 @@
+"""One task: its rows by binary COPY, into a staging table or into the target in a transaction that is left prepared."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import BatchFailed
+from semel.ids import Branch
+from semel.sinks.base import StagedPart, Writer
+from semel.sinks.postgres_copy import HEADER, TRAILER, Encode, Unfit, encode_rows
+from semel.sinks.postgres_store import (
+    CREATE_LOCK,
+    application_name,
+    columns_of,
+    execute,
+    literal,
+    psycopg_,
+    quote,
+    stage_table,
+)
+from semel.sinks.postgres_types import encoder
+from semel.sinks.sql_participant import write_mark
+
+if TYPE_CHECKING:
+    import psycopg
+    import pyarrow as pa
+
+    from semel.sinks.postgres import Postgres
+
+
+class PostgresWriter(Writer):
+    """The connection is made with the first row: a task without rows needs none."""
+
+    def __init__(self, sink: Postgres, branch: Branch, *, durable: bool) -> None:
+        self.sink = sink
+        self.branch = branch
+        self.durable = durable
+        self.rows = 0
+        self._connection: psycopg.Connection[Any] | None = None
+        self._copying: Any = None
+        self._copy: Any = None
+        self._encoders: list[Encode] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
+            if self._copy is None:
+                self._begin(batch.schema)
+            for rows in self._encoded(batch):
+                self._copy.write(memoryview(rows))
+        self.rows += batch.num_rows
+
+    def _encoded(self, batch: pa.RecordBatch) -> list[pa.Buffer]:
+        import pyarrow as pa
+
+        try:
+            return encode_rows(batch, self._encoders)
+        except (pa.ArrowInvalid, Unfit) as error:
+            raise BatchFailed(f"{self.sink.describe()} cannot hold a value: {error}.") from None
+
+    def _begin(self, schema: pa.Schema) -> None:
+        attempt, place = self.branch.attempt, self.sink.place
+        connection = place.connect(application_name(attempt.pipeline, attempt.incarnation))
+        self._connection = connection
+        if self.sink.create:
+            self._run("BEGIN")
+            self._run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
+            self.sink.create_target(self._run, schema)
+            self._run("COMMIT")
+        columns = {c.name: c for c in columns_of(connection, self.sink.target)}
+        problems = self.sink.mismatches(schema, list(columns.values()))
+        if problems:
+            raise BatchFailed(f"{self.sink.describe()} does not match the rows: {'; '.join(problems)}.")
+        self._encoders = [encoder(f.type, columns[f.name]) for f in schema]  # type: ignore[misc]
+        drop_branch(connection, self.sink, self.branch)
+        self._run("BEGIN")
+        names = ", ".join(map(quote, schema.names))
+        into = self.sink.target if self.sink.is_native else self._create_stage(names)
+        self._copying = connection.cursor().copy(f"COPY {into} ({names}) FROM STDIN (FORMAT binary)")
+        self._copy = self._copying.__enter__()
+        self._copy.write(HEADER)
+
+    def _create_stage(self, names: str) -> str:
+        stage = self.sink.place.named(stage_table(str(self.branch)))
+        target = self.sink.target
+        self._run(
+            "CREATE TABLE {stage} AS SELECT {names} FROM {target} WITH NO DATA", stage=stage, names=names, target=target
+        )
+        self._run("COMMENT ON TABLE {stage} IS {branch}", stage=stage, branch=literal(self.branch))
+        return stage
+
+    def prepare(self) -> StagedPart:
+        if self._connection is None:
+            return StagedPart(self.branch, 0)
+        with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
+            self._copy.write(TRAILER)
+            copying, self._copying = self._copying, None
+            copying.__exit__(None, None, None)
+            payload = self._end()
+            self._connection.close()
+        self._connection = None
+        return StagedPart(self.branch, self.rows, payload)
+
+    def _end(self) -> dict[str, Any]:
+        """Staged rows are committed to a table of their own. Below exactly-once rows need not wait for anybody."""
+        if not self.sink.is_native:
+            self._run("COMMIT")
+            return {"staged": True}
+        if not self.durable:
+            self._run("COMMIT")
+            return {}
+        write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows)
+        try:
+            self._run("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
+        except psycopg_().errors.OutOfMemory as error:
+            raise self.sink.too_few_prepared(str(error.diag.message_hint or "")) from None
+        return {"prepared": True}
+
+    def abort(self) -> None:
+        """A transaction ends with its connection; what is staged or prepared already has a name."""
+        connection, self._connection, self._copying = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):  # it is being dropped
+                connection.close()
+        if self._copy is not None and connection is None:
+            with suppress(Exception), self.sink.place.connect("semel") as other:  # the driver sweeps
+                drop_branch(other, self.sink, self.branch)
+        self._copy = None
+
+    def _run(self, sql: str, values: tuple[Any, ...] = (), **names: str) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            raise RuntimeError("there is no connection")
+        return execute(self._connection, sql, values, **self.sink.place.names, **names)
+
+
+def drop_branch(connection: psycopg.Connection[Any], sink: Postgres, branch: Branch) -> None:
+    """Drop what was staged or prepared under this name."""
+    if not sink.is_native:
+        stage = sink.place.named(stage_table(str(branch)))
+        execute(connection, "DROP TABLE IF EXISTS {stage}", stage=stage)
+    elif execute(connection, "SELECT 1 FROM pg_prepared_xacts WHERE gid = %s", (str(branch),)):
+        execute(connection, "ROLLBACK PREPARED {gid}", gid=literal(branch))

@@ -1,0 +1,246 @@
+"""The driver's side of a SQL sink, whichever database it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from semel.errors import BatchFailed, Fenced
+from semel.failpoints import failpoint
+from semel.ids import Attempt, Branch, PipelineId, parse_branch
+from semel.protocol.events import Committable, Outcome
+from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
+from semel.sinks.sql import Run, SqlSink
+from semel.sinks.sql_store import Held, StagedGone
+
+LEDGER_BATCHES_KEPT = 1_000
+#: The ledger row of a batch that the driver moves as a whole; a task's own has the name of its branch.
+WHOLE = ""
+
+
+class SqlParticipant(Participant):
+    def __init__(self, sink: SqlSink, context: Context) -> None:
+        self.sink = sink
+        self.context = context
+        self.store = sink.store(context)
+        self._moved: dict[str, Held] = {}
+
+    # Who may write ----------------------------------------------------------------------------------------------------
+
+    def fence(self) -> None:
+        us = self.context.pipeline, self.sink.name
+        with self.sink.translated("fence"):
+            self.store.create_bookkeeping()
+            self._refuse_if_older(self.store.query)
+            self.store.end_older_sessions()
+            with self.store.transaction() as run:
+                run("SELECT 1 FROM {fence} WHERE pipeline = %s AND sink = %s FOR UPDATE", us)
+                self._refuse_if_older(run)
+                run("DELETE FROM {fence} WHERE pipeline = %s AND sink = %s", us)
+                run(
+                    "INSERT INTO {fence} (pipeline, sink, incarnation, name) VALUES (%s, %s, %s, %s)",
+                    (*us, self.context.incarnation, self.context.name),
+                )
+
+    def _refuse_if_older(self, run: Run) -> None:
+        us = self.context.pipeline, self.sink.name
+        found = run("SELECT incarnation FROM {fence} WHERE pipeline = %s AND sink = %s", us)
+        if found and found[0][0] > self.context.incarnation:
+            raise Fenced(
+                f"Incarnation {self.context.incarnation} is older than {found[0][0]}, "
+                f"which {self.sink.describe()} knows."
+            )
+
+    # Prepare ----------------------------------------------------------------------------------------------------------
+
+    def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        with self.sink.translated(f"refused the rows of batch {attempt.batch}", refused=BatchFailed):
+            if self.context.marked:
+                self._refuse_if_older(self.store.query)
+            if self.sink.is_native:
+                return self._prepared_by_tasks(attempt, parts)
+            return (self._moved_by_the_driver(attempt, parts),)
+
+    def _moved_by_the_driver(self, attempt: Attempt, parts: Sequence[StagedPart]) -> Committable:
+        stages = [str(p.branch) for p in parts if p.rows]
+        committable = committable_for(self.sink.name, attempt, parts, {"stages": stages})
+        with self.store.joined(attempt) as (held, run):
+            if self.context.marked and self._marks(run, attempt.batch, WHOLE):
+                return committable
+            try:
+                self._move(run, committable)
+            except StagedGone as error:
+                raise self._vanished(attempt, str(error)) from None
+            self._moved = {committable.key: held}
+            failpoint(f"{self.sink.kind}.moved")
+        return committable
+
+    def _move(self, run: Run, committable: Committable) -> None:
+        """The rows and the ledger row. Whatever a row can do wrong it does here."""
+        stages = [self.sink.stage_name(name) for name in committable.payload["stages"]]
+        found = self.sink.move(run, stages) if stages else 0
+        if found != committable.rows:
+            raise StagedGone(f"{found} of {committable.rows} rows are staged")
+        if self.context.marked:
+            self._mark(run, committable.attempt, WHOLE, committable.rows)
+
+    def _prepared_by_tasks(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        """One for each task: each is committed for itself, so each may be gone for itself."""
+        waiting = [p for p in parts if p.payload]
+        if waiting:
+            there = self.store.prepared()
+            gone = [str(p.branch.task) for p in waiting if p.branch not in there]
+            if gone:
+                raise self._vanished(attempt, f"task {', '.join(gone)}")
+        prepared = [committable_for(self.sink.name, attempt, [p], p.payload, key=self._key(p.branch)) for p in parts]
+        if self.context.marked and not waiting:
+            prepared.append(committable_for(self.sink.name, attempt, [], {"mark": True}, key=f"{self.sink.name}/empty"))
+        return tuple(prepared)
+
+    def _key(self, branch: Branch) -> str:
+        return f"{self.sink.name}/{branch.task}"
+
+    def _vanished(self, attempt: Attempt, what: str) -> BatchFailed:
+        return BatchFailed(
+            f"{self.sink.describe()}: staged rows of batch {attempt.batch} vanished before the decision: {what}."
+        )
+
+    # Commit -----------------------------------------------------------------------------------------------------------
+
+    def commit(self, committable: Committable) -> Outcome:
+        with self.sink.translated(f"did not let us commit batch {committable.attempt.batch}"):
+            if "stages" in committable.payload:
+                return self._commit_whole(committable)
+            if committable.payload.get("mark"):
+                return self._commit_empty(committable)
+            if not committable.payload:
+                return Outcome.ALREADY_COMMITTED if self.context.marked else Outcome.COMMITTED
+            return self._commit_branch(committable)
+
+    def _commit_whole(self, committable: Committable) -> Outcome:
+        if self.store.commit(self._moved.get(committable.key)):
+            outcome = Outcome.COMMITTED
+        else:
+            try:
+                outcome = self._commit_from_stages(committable)
+            except StagedGone:
+                return Outcome.GONE
+        failpoint(f"{self.sink.kind}.committed")
+        self._moved.pop(committable.key, None)
+        self.store.drop_staged(self.sink.stage_name(name) for name in committable.payload["stages"])
+        return outcome
+
+    def _commit_from_stages(self, committable: Committable) -> Outcome:
+        with self.store.transaction() as run:
+            if self.context.marked and self._marks(run, committable.attempt.batch, WHOLE):
+                return Outcome.ALREADY_COMMITTED
+            self._move(run, committable)
+        return Outcome.COMMITTED
+
+    def _commit_branch(self, committable: Committable) -> Outcome:
+        (name,) = committable.branches
+        branch = _branch(name)
+        marks = self._marks(self.store.query, branch.attempt.batch)
+        if name in marks:
+            return Outcome.ALREADY_COMMITTED
+        if self._is_a_replay(committable, marks):
+            self.store.roll_back_prepared(branch)
+            return Outcome.ALREADY_COMMITTED
+        known = self.store.commit_prepared(branch)
+        failpoint(f"{self.sink.kind}.committed")
+        if known:
+            return Outcome.COMMITTED
+        # It may have been committed between the two questions.
+        return (
+            Outcome.ALREADY_COMMITTED if name in self._marks(self.store.query, branch.attempt.batch) else Outcome.GONE
+        )
+
+    def _is_a_replay(self, committable: Committable, marks: Iterable[str]) -> bool:
+        """Whether an earlier attempt at this batch is visible. Of a mend nothing else can be visible."""
+        if committable.mends or not self.context.marked:
+            return False
+        earlier = (branch.attempt.attempt for mark in marks if (branch := parse_branch(mark)))
+        return WHOLE in marks or any(number < committable.attempt.attempt for number in earlier)
+
+    def _commit_empty(self, committable: Committable) -> Outcome:
+        """No task marks a batch without rows, so the driver does."""
+        with self.store.transaction() as run:
+            if self._marks(run, committable.attempt.batch):
+                return Outcome.ALREADY_COMMITTED
+            self._mark(run, committable.attempt, WHOLE, 0)
+        failpoint(f"{self.sink.kind}.committed")
+        return Outcome.COMMITTED
+
+    # The ledger -------------------------------------------------------------------------------------------------------
+
+    def _mark(self, run: Run, attempt: Attempt, part: str, rows: int) -> None:
+        write_mark(run, self.sink.name, attempt, part, rows)
+        run(
+            "DELETE FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch < %s",
+            (self.context.pipeline, self.sink.name, attempt.batch - LEDGER_BATCHES_KEPT),
+        )
+
+    def _marks(self, run: Run, batch: int, part: str | None = None) -> list[str]:
+        """The parts of a batch that are visible."""
+        found = run(
+            "SELECT part FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch = %s",
+            (self.context.pipeline, self.sink.name, batch),
+        )
+        return [row[0] for row in found if part is None or row[0] == part]
+
+    # Leftovers --------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> Remains:
+        with self.sink.translated("did not say what is left in it"):
+            branches = self._leftovers()
+            if not (self.context.marked and self.store.has_bookkeeping()):
+                return Remains(branches)
+            newest = self.store.query(
+                "SELECT max(batch) FROM {ledger} WHERE pipeline = %s AND sink = %s",
+                (self.context.pipeline, self.sink.name),
+            )
+            others = self.store.query(
+                "SELECT DISTINCT f.pipeline FROM {fence} f "
+                "JOIN {ledger} l ON l.pipeline = f.pipeline AND l.sink = f.sink "
+                "WHERE f.name = %s AND f.sink = %s AND f.pipeline <> %s ORDER BY 1",
+                (self.context.name, self.sink.name, self.context.pipeline),
+            )
+        return Remains(branches, newest[0][0], tuple(PipelineId(row[0]) for row in others))
+
+    def _leftovers(self) -> tuple[Branch, ...]:
+        found = {*self.store.staged(), *self.store.prepared()}
+        ours = {b for b in found if b.attempt.pipeline == self.context.pipeline and b.sink == self.sink.name}
+        for held in self._moved.values():
+            # A batch without rows has nothing staged, but its open transaction must be found, too, to be aborted.
+            if self.store.holds(held) and not any(b.attempt == held.attempt for b in ours):
+                ours.add(Branch(held.attempt, self.sink.name, 0, 0))
+        return tuple(sorted(ours))
+
+    def abort(self, branches: Iterable[Branch]) -> None:
+        named = set(branches)
+        if not named:
+            return
+        with self.sink.translated("did not let us roll back"):
+            self.store.forget({b.attempt for b in named})
+            staged = self.store.staged()
+            self.store.drop_staged(staged[b] for b in sorted(named & set(staged)))
+            for branch in sorted(named & self.store.prepared()):
+                self.store.roll_back_prepared(branch)
+
+    def close(self) -> None:
+        self.store.release()
+
+
+def write_mark(run: Run, sink: str, attempt: Attempt, part: str, rows: int) -> None:
+    """The proof that rows are visible: in the same transaction as the rows."""
+    run(
+        "INSERT INTO {ledger} (pipeline, sink, batch, part, attempt, incarnation, row_count)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s)",
+        (attempt.pipeline, sink, attempt.batch, part, attempt.attempt, attempt.incarnation, rows),
+    )
+
+
+def _branch(name: str) -> Branch:
+    branch = parse_branch(name)
+    if branch is None:
+        raise ValueError(f"not the name of a branch: {name}")
+    return branch

@@ -1,0 +1,210 @@
+"""A database as the driver sees it: one connection that holds what is prepared, one for everything else.
+
+A database without prepared transactions of its own prepares by moving staged rows inside a transaction that stays open
+until commit (docs/adr/0002). Sinks of one pipeline that write to one database join in the same transaction: two that
+wait for each other's locks inside one driver would wait forever.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from semel.ids import Attempt, Branch
+from semel.sinks.base import Context
+
+T = TypeVar("T", bound="Store")
+
+
+class StagedGone(Exception):
+    """Staged rows are not there any more, or not all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A transaction that is open on the connection for prepared rows. Each is another."""
+
+    attempt: Attempt
+
+
+class Store(ABC):
+    """Shared by the sinks of one run that write to one database."""
+
+    _shared: dict[tuple[str, Context], Store] = {}
+    _shared_lock = threading.Lock()
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.lock = threading.RLock()
+        self.users = 0
+        self._key = ("", context)
+        self._held: Held | None = None
+        self._ended: Held | None = None
+        self._holder: Any = None
+        self._side: Any = None
+
+    @classmethod
+    def shared(cls, address: str, context: Context, make: Callable[[], T]) -> T:
+        with cls._shared_lock:
+            store: Any = cls._shared.get((address, context)) or make()
+            store._key = (address, context)
+            cls._shared[address, context] = store
+            store.users += 1
+            return store  # type: ignore[no-any-return]
+
+    def release(self) -> None:
+        """Let go of the connections with the last sink. What is staged or natively prepared stays."""
+        with self._shared_lock:
+            self.users -= 1
+            if self.users:
+                return
+            self._shared.pop(self._key, None)
+        with self.lock:
+            self._drop(held=True)
+            self._drop(held=False)
+
+    # What differs from database to database ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def connect(self) -> Any:
+        """A connection in autocommit. Raises SinkUnavailable."""
+
+    @abstractmethod
+    def is_broken(self, connection: Any) -> bool: ...
+
+    @abstractmethod
+    def run(self, connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
+        """Run one statement. In its text {ledger}, {fence} and the names given here stand for quoted identifiers."""
+
+    # Two connections --------------------------------------------------------------------------------------------------
+
+    def query(self, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
+        """A statement of its own, outside of what is prepared: one that may be asked twice.
+
+        A connection that was idle for long may be found dead; then there is another one.
+        """
+        with self.lock:
+            connection = self._side_connection()
+            try:
+                return self.run(connection, sql, values, **names)
+            except Exception:
+                if not self.is_broken(connection):
+                    raise
+            return self.run(self._side_connection(), sql, values, **names)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Callable[..., list[tuple[Any, ...]]]]:
+        """A transaction of its own: committed at the end, rolled back on any error."""
+        with self.lock:
+            connection = self._side_connection()
+            self.run(connection, "BEGIN")
+            try:
+                yield partial(self.run, connection)
+                self.run(connection, "COMMIT")
+            except BaseException:
+                self._roll_back(connection, held=False)
+                raise
+
+    @contextmanager
+    def joined(self, attempt: Attempt) -> Iterator[tuple[Held, Callable[..., list[tuple[Any, ...]]]]]:
+        """Work inside the transaction that holds this attempt's prepared rows; it stays open until `commit`."""
+        with self.lock:
+            if self._held is None or self._held.attempt != attempt:
+                self.forget()
+                self._held = self._begin(attempt)
+            held, connection = self._held, self._holder
+            try:
+                yield held, partial(self.run, connection)
+            except BaseException:
+                self.forget()
+                raise
+
+    def _begin(self, attempt: Attempt) -> Held:
+        if self._holder is None or self.is_broken(self._holder):
+            self._drop(held=True)
+            self._holder = self.connect()
+        self.run(self._holder, "BEGIN")
+        return Held(attempt)
+
+    def holds(self, held: Held | None) -> bool:
+        return held is not None and self._held is held
+
+    def commit(self, held: Held | None) -> bool:
+        """Commit what is held; also true when another sink has done so. False when it is not there any more."""
+        with self.lock:
+            if held is None or self._held is not held:
+                return held is not None and self._ended is held
+            try:
+                self.run(self._holder, "COMMIT")
+            except BaseException:
+                # Whether it came to pass only the ledger can say.
+                self._held = None
+                self._drop(held=True)
+                raise
+            self._held, self._ended = None, held
+            return True
+
+    def forget(self, attempts: Iterable[Attempt] | None = None) -> None:
+        """Roll back what is held, whatever it is or where it is of one of these attempts."""
+        with self.lock:
+            if self._held is not None and (attempts is None or self._held.attempt in set(attempts)):
+                self._held = None
+                self._roll_back(self._holder, held=True)
+
+    def _roll_back(self, connection: Any, *, held: bool) -> None:
+        try:
+            self.run(connection, "ROLLBACK")
+        except Exception:  # noqa: BLE001 - a connection that cannot even roll back is closed, which does it
+            self._drop(held=held)
+
+    def _side_connection(self) -> Any:
+        if self._side is None or self.is_broken(self._side):
+            self._drop(held=False)
+            self._side = self.connect()
+        return self._side
+
+    def _drop(self, *, held: bool) -> None:
+        connection = self._holder if held else self._side
+        if held:
+            self._holder, self._held = None, None
+        else:
+            self._side = None
+        if connection is not None:
+            with suppress(Exception):  # it is closed, one way or the other
+                connection.close()
+
+    # What a participant asks for --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def staged(self) -> dict[Branch, str]:
+        """What is staged here by anybody who names it as we do: branch -> table."""
+
+    @abstractmethod
+    def prepared(self) -> set[Branch]:
+        """The native prepared transactions here that are named as we name them."""
+
+    @abstractmethod
+    def commit_prepared(self, branch: Branch) -> bool:
+        """False when there is no such prepared transaction."""
+
+    @abstractmethod
+    def roll_back_prepared(self, branch: Branch) -> None:
+        """Harmless when there is none."""
+
+    @abstractmethod
+    def drop_staged(self, tables: Iterable[str]) -> None: ...
+
+    @abstractmethod
+    def end_older_sessions(self) -> None:
+        """End what older incarnations of this pipeline still hold open: a driver that sleeps holds its locks."""
+
+    @abstractmethod
+    def create_bookkeeping(self) -> None: ...
+
+    @abstractmethod
+    def has_bookkeeping(self) -> bool: ...
