@@ -1,4 +1,4 @@
-"""What tests of several folders share: Spark, HDFS and Kafka, each started when the first test asks for it."""
+"""What tests of several folders share: Spark and real servers, each started when the first test asks for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from semel.dev.hdfs import hdfs
 from semel.dev.jars import connector_jars
 from semel.dev.kafka import KafkaCluster, kafka
+from semel.dev.mariadb import MariaDbServer, mariadb
+from semel.dev.postgres import PostgresServer, postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,3 +50,17 @@ def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaClu
     """One broker, shared: every test uses topics and groups of its own and leaves the broker running."""
     with kafka(tmp_path_factory.mktemp("kafka"), quick=True, say=print) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """One PostgreSQL, shared: every test uses tables of its own, ends its transactions, leaves it running."""
+    with postgres(tmp_path_factory.mktemp("postgres"), say=print) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDbServer]:
+    """One MariaDB, shared: every test uses tables of its own, ends its transactions, leaves it running."""
+    with mariadb(tmp_path_factory.mktemp("mariadb"), say=print) as server:
+        yield server

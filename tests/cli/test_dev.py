@@ -1,10 +1,11 @@
-"""`semel dev`: servers that outlive the command, with a real Kafka."""
+"""`semel dev`: servers that outlive the command, with a real Kafka and real databases."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from semel import cli
 from semel.dev import servers
+from semel.dev.mariadb import MariaDbServer
 from semel.dev.ports import free_port, free_ports
+from semel.dev.postgres import PostgresServer
 from semel.dev.process import Process, spawn
 from semel.dev.records import Member, Record, read_record, write_record
 from tests.processes import wait_until
@@ -43,13 +46,14 @@ def semel(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         return int(end.value.code or 0), captured.out, captured.err
 
     yield run
-    if (record := read_record(servers.FOLDER, "kafka")) is not None:
-        for member in record.members:
-            member.process.kill()
+    for name in servers.KINDS:
+        if (record := read_record(servers.FOLDER, name)) is not None:
+            for member in record.members:
+                member.process.kill()
 
 
-def record_of(folder: Path) -> Record:
-    record = read_record(folder / servers.FOLDER, "kafka")
+def record_of(folder: Path, server: str = "kafka") -> Record:
+    record = read_record(folder / servers.FOLDER, server)
     assert record is not None
     return record
 
@@ -146,6 +150,81 @@ def test_a_server_that_cannot_start_is_told_and_leaves_no_process(semel: Semel, 
     assert semel("status")[0] == 1
 
 
+# Real databases -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def usual_ports(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Ports that are free, as if they were the usual ones: somebody may use those of this machine."""
+    postgres, mariadb = free_ports(2)
+    monkeypatch.setitem(servers.KINDS, "postgres", servers.open_database(PostgresServer, postgres))
+    monkeypatch.setitem(servers.KINDS, "mariadb", servers.open_database(MariaDbServer, mariadb))
+    return postgres, mariadb
+
+
+def test_two_databases_at_once(semel: Semel, tmp_path: Path, usual_ports: tuple[int, int]) -> None:
+    code, out, err = semel("up", "postgres", "mariadb", "--json")
+    assert code == 0, err
+    postgres, mariadb = json.loads(out)["servers"]
+    assert [postgres["address"], mariadb["address"]] == [f"127.0.0.1:{port}" for port in usual_ports]
+    password = (tmp_path / servers.FOLDER / "postgres" / "password").read_text()
+    assert postgres["url"] == f"postgresql://semel:{password}@127.0.0.1:{usual_ports[0]}/semel"
+    assert mariadb["url"].startswith("mysql://semel:")
+    client = shutil.which("psql")
+    assert client is not None
+    asked = subprocess.run([client, postgres["url"], "-Atc", "SELECT 1"], capture_output=True, timeout=30, check=False)
+    assert asked.stdout == b"1\n"
+
+    # Who asks after a server is not told its password, in no way.
+    for arguments in (["status"], ["status", "--json"]):
+        code, out, err = semel(*arguments)
+        assert (code, f"postgresql://semel@127.0.0.1:{usual_ports[0]}/semel" in out) == (0, True)
+        assert password not in out + err
+    assert password not in (tmp_path / servers.FOLDER / "postgres.json").read_text()
+
+    code, out, _ = semel("up", "postgres")
+    assert (code, out.splitlines()[0]) == (0, "postgres is up already")
+    assert out.splitlines()[-1] == f"connect with {postgres['url']}"
+    code, _, err = semel("up", "postgres", "--port", str(free_port()))
+    assert (code, err.splitlines()[0]) == (2, f"PostgreSQL is up already on another port: {usual_ports[0]}.")
+
+    processes = [record_of(tmp_path, name).members[0].process for name in ("postgres", "mariadb")]
+    assert semel("down", "mariadb")[:2] == (0, "stopped mariadb\n")
+    assert [process.is_alive() for process in processes] == [True, False]
+    assert semel("down", "--remove")[0] == 0
+    assert sorted(file.name for file in servers.FOLDER.iterdir()) == [".gitignore", "lock"]
+
+
+def test_a_server_that_fails_leaves_the_one_before_it_up(semel: Semel, usual_ports: tuple[int, int]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", usual_ports[1]))
+        taken.listen()
+        code, out, err = semel("up", "postgres", "mariadb")
+    assert (code, err.splitlines()[0]) == (
+        2,
+        f"MariaDB cannot listen on 127.0.0.1:{usual_ports[1]}: another program does.",
+    )
+    assert "connect with postgresql://semel:" in out
+    assert only(semel("status", "--json")[1])["state"] == "up"
+    assert semel("down")[:2] == (0, "stopped postgres\n")
+
+
+WRONG_TOGETHER = {
+    "one port for two": (
+        ["kafka", "postgres", "--port", "9"],
+        "One port, 9, cannot serve several servers: kafka, post",
+    ),
+    "brokers of no Kafka": (["postgres", "--brokers", "3"], "Only Kafka has brokers, not postgres."),
+}
+
+
+@pytest.mark.parametrize(("arguments", "what"), WRONG_TOGETHER.values(), ids=WRONG_TOGETHER.keys())
+def test_options_that_do_not_fit_the_servers_are_refused(semel: Semel, arguments: list[str], what: str) -> None:
+    code, _, err = semel("up", *arguments)
+    assert (code, err.startswith(what), len(err.splitlines())) == (2, True, 3)
+    assert not servers.FOLDER.exists()
+
+
 # Without a Kafka ----------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +276,7 @@ def test_a_port_that_is_taken_is_told_in_three_lines(semel: Semel) -> None:
 def test_an_unknown_server_says_which_exist(semel: Semel, verb: str) -> None:
     code, _, err = semel(verb, "kafkaesque")
     assert (code, err.splitlines()[0]) == (2, "There is no server 'kafkaesque'.")
-    assert err.splitlines()[2] == "  what to do: Name one of those that exist: kafka."
+    assert err.splitlines()[2] == "  what to do: Name one of those that exist: kafka, postgres, mariadb."
     assert not servers.FOLDER.exists()
 
 

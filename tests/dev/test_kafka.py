@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from kafka.admin import KafkaAdminClient
 
-from semel.dev.kafka import KafkaCluster, Security, kafka, lay_out, telling_line
+from semel.dev.kafka import KafkaCluster, Security, kafka, lay_out
 from semel.dev.kafka_settings import properties_of
 from semel.dev.ports import free_port
 from semel.errors import ConfigError, SemelError
@@ -255,10 +255,3 @@ def test_copies_follow_the_number_of_brokers_and_the_caller_has_the_last_word(tm
     assert found == {1: ("1", "1", "1"), 2: ("2", "1", "1"), 3: ("3", "2", "2"), 5: ("3", "2", "2")}
     own = lay_out(tmp_path, properties={"min.insync.replicas": "7", "some.other": "x"})
     assert [properties_of(own, 0)[name] for name in ("min.insync.replicas", "some.other")] == ["7", "x"]
-
-
-def test_the_telling_line_is_the_last_that_names_an_error() -> None:
-    log = "WARN first\nERROR kafka.Kafka$ - Exiting\nCaused by: SomeException: because\n\tat some.Error.frame(X)\nbye\n"
-    assert telling_line(log) == "Caused by: SomeException: because"
-    assert telling_line("one\ntwo\n") == "two"
-    assert telling_line("") == "it said nothing"

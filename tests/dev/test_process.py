@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from semel.dev.ports import free_port, free_ports, is_taken, listens
-from semel.dev.process import Process, spawn
+from semel.dev.process import Process, processes_in, spawn
 from tests.processes import wait_until
 
 STUBBORN = (
@@ -49,6 +49,17 @@ def test_a_server_has_a_session_of_its_own_and_its_output_is_appended(tmp_path: 
     wait_until(lambda: (tmp_path / "log").read_text() == "earlier\nout\nerr\n")
     assert os.getsid(process.pid) == process.pid
     process.kill()
+
+
+def test_processes_are_found_by_program_and_folder(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    sleep = ["/usr/bin/env", "-C", str(tmp_path / "here"), "sleep", "60"]
+    found, elsewhere = spawn(sleep, tmp_path / "log"), spawn(["/bin/sleep", "60"], tmp_path / "log")
+    wait_until(lambda: processes_in(tmp_path / "here", "sleep") == [found])
+    assert processes_in(tmp_path / "here", "postgres") == []
+    for process in (found, elsewhere):
+        process.kill()
+    assert processes_in(tmp_path / "here", "sleep") == []
 
 
 def test_free_ports_differ_and_lie_below_those_of_outgoing_connections() -> None:

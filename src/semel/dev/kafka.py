@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from pathlib import Path
 from semel.dev.jars import unavailable
 from semel.dev.kafka_program import KAFKA, Program, format_data, new_id, program
 from semel.dev.kafka_settings import Layout, Ports, Security, as_text, properties_of
-from semel.dev.ports import free_ports, is_taken, listens
+from semel.dev.logs import telling_line
+from semel.dev.ports import free_ports, listens, refuse_taken
 from semel.dev.process import Process, spawn
 from semel.dev.records import Member, write_private
 from semel.errors import ConfigError, MissingExtra, SemelError
@@ -105,6 +105,15 @@ class KafkaCluster:
     def address(self) -> str:
         """The bootstrap servers, under the name that every kind of server has."""
         return self.bootstrap
+
+    @property
+    def version(self) -> str:
+        return KAFKA.version
+
+    @property
+    def url(self) -> str:
+        """Kafka has none: clients take the address."""
+        return ""
 
     @property
     def brokers(self) -> range:
@@ -202,11 +211,7 @@ class KafkaCluster:
         for broker in brokers:
             own = self.layout.ports[broker]
             for port in (own.client, own.internal, own.controller):
-                if is_taken(port):
-                    raise ConfigError(
-                        f"Kafka broker {broker} cannot listen on 127.0.0.1:{port}: another program does.",
-                        remedy="End that program, or choose another port (--port on the command line).",
-                    )
+                refuse_taken(port, f"Kafka broker {broker}")
 
     def _cluster_id(self) -> str:
         """The identity that the data has, or a new one. Data of more or fewer brokers is not ours to open."""
@@ -250,11 +255,3 @@ class KafkaCluster:
         log = self.layout.log(broker)
         said = log.read_bytes()[self._log_bytes_before.get(broker, 0) :].decode(errors="replace")
         return unavailable(f"{what}: {telling_line(said)}", remedy=f"Read {log}, then try again.")
-
-
-def telling_line(log: str) -> str:
-    """The last line that says what is wrong."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    signs = re.compile(r"ERROR|FATAL|Exception|Error")
-    telling = (line for line in reversed(lines) if signs.search(line) and not line.startswith("at "))
-    return next(telling, lines[-1] if lines else "it said nothing")

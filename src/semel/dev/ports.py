@@ -7,6 +7,8 @@ import socket
 from collections.abc import Collection
 from contextlib import ExitStack
 
+from semel.errors import ConfigError
+
 # Below the ports that systems give to outgoing connections (32768 and up on Linux). A server that is killed and
 # started again must find its port free, and a client that keeps trying a dead port out of that range ends up
 # connected to itself, on that very port.
@@ -40,6 +42,15 @@ def is_taken(port: int) -> bool:
         # Connections of a server that ended lately linger for a minute; they keep no other server out.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return not _binds(probe, port)
+
+
+def refuse_taken(port: int, who: str) -> None:
+    """Say so before a server tries in vain to listen there."""
+    if is_taken(port):
+        raise ConfigError(
+            f"{who} cannot listen on 127.0.0.1:{port}: another program does.",
+            remedy="End that program, or choose another port (--port on the command line).",
+        )
 
 
 def listens(port: int) -> bool:

@@ -33,22 +33,19 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL. Returns when it is dead."""
-        self._send(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         if not self._ends_within(KILL_TIMEOUT_S_MAX):
             raise TimeoutError(f"process {self.pid} is alive {KILL_TIMEOUT_S_MAX} s after SIGKILL")
 
-    def stop(self, seconds_max: float) -> bool:
-        """SIGTERM, and SIGKILL when that takes too long. Returns whether it ended by itself."""
-        self.ask_to_end()
+    def stop(self, seconds_max: float, *, by: signal.Signals = signal.SIGTERM) -> bool:
+        """A signal that asks it to end, and SIGKILL when that takes too long. Returns whether it ended by itself."""
+        self.send(by)
         if self._ends_within(seconds_max):
             return True
         self.kill()
         return False
 
-    def ask_to_end(self) -> None:
-        self._send(signal.SIGTERM)
-
-    def _send(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         if self.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -78,6 +75,20 @@ def spawn(command: list[str], log: Path) -> Process:
     )
     seen = _look_at(pid)
     return Process(pid, seen.started if seen else "ended at once")
+
+
+def processes_in(folder: Path, program: str) -> list[Process]:
+    """Those that run a program in a folder, whoever started them. A server's processes all work in its data folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        # Processes end while we look, and others' are not ours to look into.
+        with suppress(OSError):
+            running = Path(os.readlink(path / "exe")).name.removesuffix(" (deleted)")
+            if running == program and os.readlink(path / "cwd") == str(folder):
+                seen = _look_at(int(path.name))
+                if seen is not None and not seen.ended:
+                    found.append(Process(int(path.name), seen.started))
+    return found
 
 
 @dataclass(frozen=True)

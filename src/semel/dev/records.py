@@ -35,6 +35,8 @@ class Record:
     address: str
     wanted: bool
     members: tuple[Member, ...]
+    # What clients connect with, without the password; empty when the address is all they need.
+    url: str = ""
 
     def members_up(self) -> int:
         return sum(member.is_up() for member in self.members)

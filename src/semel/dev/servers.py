@@ -6,12 +6,16 @@ Adding a server = one module that can start and stop it + one line in `KINDS`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
-from semel.dev.kafka import KAFKA, KafkaCluster, Layout, Ports, lay_out
+from semel.dev.database import DatabaseServer
+from semel.dev.kafka import KafkaCluster, Layout, Ports, lay_out
+from semel.dev.mariadb import MariaDbServer
+from semel.dev.postgres import PostgresServer
 from semel.dev.records import Member, Record, locked, read_record, remove_record, write_record
 from semel.errors import ConfigError
 
@@ -21,7 +25,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asked for. None is "as it was before", or else the default."""
+    """What the user asked of one server. None is "as it was before", or else the default."""
 
     brokers: int | None = None
     port: int | None = None
@@ -32,6 +36,13 @@ class Server(Protocol):
 
     @property
     def address(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def url(self) -> str:
+        """What clients connect with, the password included; empty when the address is all they need."""
 
     def launch(self) -> None:
         """Start what does not run, without waiting."""
@@ -45,12 +56,8 @@ class Server(Protocol):
         """Everything that was started, by this command or an earlier one."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A line of the table."""
-
-    version: str
-    open: Callable[[Path, Sequence[Member], Wish, Say], Server]
+# How one kind of server is found again, or laid out anew.
+Open = Callable[[Path, Sequence[Member], Wish, Say], Server]
 
 
 @dataclass(frozen=True)
@@ -65,29 +72,34 @@ class Status:
     data: str
     # Whether it is as the user left it.
     as_wanted: bool
+    # What clients connect with. The password is in it only for the user who brings the server up.
+    url: str = field(default="", repr=False)
 
 
 # The verbs ----------------------------------------------------------------------------------------------------------
 
 
-def up(name: str, folder: Path, wish: Wish, say: Say) -> Status:
-    """Bring a server up, on the data it had. Harmless for one that is up."""
-    kind = _kind(name)
+def up(names: Sequence[str], folder: Path, wish: Wish, say: Say) -> Iterator[Status]:
+    """Bring servers up one after the other, on the data they had. Harmless for those that are up."""
+    openers = {name: _open(name) for name in names}
+    if wish.port is not None and len(openers) > 1:
+        raise ConfigError(
+            f"One port, {wish.port}, cannot serve several servers: {', '.join(openers)}.",
+            remedy="Bring them up one by one, each with its --port, or all on their usual ports.",
+        )
+    if wish.brokers is not None and KAFKA_NAME not in openers:
+        raise ConfigError(
+            f"Only Kafka has brokers, not {', '.join(openers)}.", remedy="Leave out --brokers, or name kafka too."
+        )
     with locked(folder):
-        record = read_record(folder, name)
-        members = record.members if record else ()
-        server = kind.open(folder / name, members, wish, say)
-        if record and members and record.members_up() == len(members):
-            say(f"{name} is up already")
-        else:
-            record = _bring_up(Record(name, kind.version, server.address, True, members), server, folder)
-        return _status(record, folder)
+        for name, opener in openers.items():
+            yield _up(name, opener, folder, wish, say)
 
 
 def down(names: Sequence[str], folder: Path, say: Say, *, remove: bool = False) -> list[Status]:
     """Stop servers, by default all that were ever brought up here. `remove` deletes their data too."""
     for name in names:
-        _kind(name)
+        _open(name)
     if not folder.is_dir():
         return []
     with locked(folder):
@@ -111,23 +123,35 @@ def all_up(found: Sequence[Status]) -> bool:
     return any(each.state == "up" for each in found) and all(each.as_wanted for each in found)
 
 
-def _bring_up(record: Record, server: Server, folder: Path) -> Record:
+def _up(name: str, opener: Open, folder: Path, wish: Wish, say: Say) -> Status:
+    record = read_record(folder, name)
+    members = record.members if record else ()
+    server = opener(folder / name, members, wish, say)
+    if record and members and record.members_up() == len(members):
+        say(f"{name} is up already")
+    else:
+        record = _bring_up(name, members, server, folder)
+    return replace(_status(record, folder), url=server.url)
+
+
+def _bring_up(name: str, before: Sequence[Member], server: Server, folder: Path) -> Record:
     try:
         server.launch()
         # Before waiting: whatever happens to this command, the next one must find the processes.
-        started = replace(record, members=server.members())
+        url = _without_password(server.url)
+        started = Record(name, server.version, server.address, True, server.members(), url)
         write_record(folder, started)
         server.wait_until_ready()
     except BaseException:
         # What ran before this command goes on.
-        for member in set(server.members()) - set(record.members):
+        for member in set(server.members()) - set(before):
             member.process.kill()
         raise
     return started
 
 
 def _take_down(record: Record, folder: Path, say: Say) -> None:
-    server = _kind(record.server).open(folder / record.server, record.members, Wish(), say)
+    server = _open(record.server)(folder / record.server, record.members, Wish(), say)
     if not any(member.process.is_alive() for member in record.members):
         say(f"{record.server} was not up")
     elif server.stop_all():
@@ -143,10 +167,15 @@ def _status(record: Record, folder: Path) -> Status:
     pids = tuple(member.process.pid for member in record.members if member.process.is_alive())
     data = str((folder / record.server).resolve())
     as_wanted = state == ("up" if record.wanted else "down")
-    return Status(record.server, state, record.address, record.version, pids, data, as_wanted)
+    return Status(record.server, state, record.address, record.version, pids, data, as_wanted, record.url)
 
 
-def _kind(name: str) -> Kind:
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{parts.username}@{parts.hostname}:{parts.port}").geturl() if url else ""
+
+
+def _open(name: str) -> Open:
     if name not in KINDS:
         raise ConfigError(f"There is no server {name!r}.", remedy=f"Name one of those that exist: {', '.join(KINDS)}.")
     return KINDS[name]
@@ -154,6 +183,7 @@ def _kind(name: str) -> Kind:
 
 # Kafka --------------------------------------------------------------------------------------------------------------
 
+KAFKA_NAME = "kafka"
 KAFKA_PORT = 9092
 
 
@@ -174,6 +204,30 @@ def _open_kafka(folder: Path, members: Sequence[Member], wish: Wish, say: Say) -
     return KafkaCluster(layout, {broker: member.process for broker, member in enumerate(members)}, say=say)
 
 
-KINDS: Mapping[str, Kind] = {
-    "kafka": Kind(KAFKA.version, _open_kafka),
+# Databases ----------------------------------------------------------------------------------------------------------
+
+POSTGRES_PORT = 5432
+MARIADB_PORT = 3306
+
+
+def open_database(kind: type[DatabaseServer], usual_port: int) -> Open:
+    def open_one(folder: Path, members: Sequence[Member], wish: Wish, say: Say) -> DatabaseServer:
+        """The server as it is, when it runs; else a new one on the same data."""
+        before = members[0] if members else None
+        port = wish.port or (before.ports[0] if before else usual_port)
+        if before and before.process.is_alive() and before.ports[0] != port:
+            raise ConfigError(
+                f"{kind.title} is up already on another port: {before.ports[0]}.",
+                data_now="it goes on as it was; nothing was started or stopped",
+                remedy=f"Stop it first: semel dev down {folder.name}",
+            )
+        return kind(folder, port, process=before.process if before else None, say=say)
+
+    return open_one
+
+
+KINDS: Mapping[str, Open] = {
+    KAFKA_NAME: _open_kafka,
+    "postgres": open_database(PostgresServer, POSTGRES_PORT),
+    "mariadb": open_database(MariaDbServer, MARIADB_PORT),
 }
