@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from semel.decisions.base import StoreUnanswered
 from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
-from semel.errors import BatchFailed, CommitStalled, DecisionUnknown, Fenced, InDoubt
+from semel.errors import BatchFailed, CommitStalled, DecisionUnknown, Fenced, InDoubt, SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Aborted, Committable, Decided, Outcome
 from semel.runtime.batch import TIDY_EVERY_BATCHES, Coordinator, Limits, Only, Stage
@@ -27,6 +28,8 @@ class Scripted(Participant):
     name: str
     answers: list[Outcome | Exception] = field(default_factory=list)
     refuses: Exception | None = None
+    #: So often its store is away when it is to prepare.
+    away: int = 0
     calls: list[str] = field(default_factory=list)
     left: tuple[Branch, ...] = ()
 
@@ -37,6 +40,9 @@ class Scripted(Participant):
         self.calls.append(f"prepare {attempt.attempt}")
         if self.refuses:
             raise self.refuses
+        if self.away:
+            self.away -= 1
+            raise SinkUnavailable("The store is away.")
         return (committable_for(self.name, attempt, parts, {}),)
 
     def commit(self, committable: Committable) -> Outcome:
@@ -61,8 +67,8 @@ def coordinator(*sinks: Scripted, store: MemoryStore | None = None, incarnation:
     while log.newest_claim() < incarnation:
         log.claim()
     context = Context(PIPELINE, "orders", Incarnation(incarnation))
-    limits = Limits(commit_tries=3, commit_pause_s=0.1, mends=2)
-    return Coordinator(context, {s.name: s for s in sinks}, log, limits, sleep=PAUSES.append)
+    limits = Limits(stage_patience_s=1.0, stage_pause_s=0.1, commit_tries=3, commit_pause_s=0.1, mends=2)
+    return Coordinator(context, {s.name: s for s in sinks}, log, limits, sleep=PAUSES.append, clock=lambda: sum(PAUSES))
 
 
 PAUSES: list[float] = []
@@ -112,6 +118,57 @@ def test_if_one_sink_cannot_prepare_none_commits() -> None:
     assert b.calls == ["prepare 0", "abort []"]
     assert c.log is not None
     assert c.log.journal(4) == ()
+
+
+def test_a_store_that_is_away_before_the_decision_is_waited_for() -> None:
+    a, b = Scripted("a"), Scripted("b", away=3)
+    c = coordinator(a, b)
+    a.left = (Branch(c.attempt(4, 0), "a", 7, 0),)
+    assert c.exactly_once(4, stage).how == "committed"
+    # What a try left behind is rolled back before the next one.
+    assert a.calls == ["prepare 0", "abort [7]"] * 3 + ["prepare 0", "commit 0"]
+    assert pytest.approx([0.1, 0.2, 0.4]) == PAUSES
+
+
+def test_a_store_that_stays_away_fails_the_batch_in_its_own_words() -> None:
+    a, b = Scripted("a"), Scripted("b", away=99)
+    c = coordinator(a, b)
+    with pytest.raises(SinkUnavailable, match="The store is away"):
+        c.exactly_once(4, stage)
+    assert pytest.approx([0.1, 0.2, 0.4]) == PAUSES
+    assert "commit 0" not in a.calls + b.calls
+    assert c.log is not None
+    assert c.log.journal(4) == ()
+
+
+def test_below_exactly_once_a_store_is_waited_for_too() -> None:
+    a = Scripted("a", away=2)
+    assert coordinator(a).at_least_once(4, stage).how == "committed"
+    assert a.calls == ["prepare 0", "abort []"] * 2 + ["prepare 0", "commit 0"]
+
+
+@dataclass
+class InTurn(Scripted):
+    """Says when it was asked."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        self.asked.append(f"prepare {self.name}")
+        return super().prepare(attempt, parts)
+
+    def commit(self, committable: Committable) -> Outcome:
+        self.asked.append(f"commit {self.name}")
+        return super().commit(committable)
+
+
+def test_participants_commit_in_the_opposite_order_of_their_preparing() -> None:
+    asked: list[str] = []
+    c = coordinator(InTurn("b", asked=asked), InTurn("a", asked=asked))
+    c.__dict__["_committers"] = ThreadPoolExecutor(1)
+    c.exactly_once(4, stage)
+    c.close()
+    assert asked == ["prepare b", "prepare a", "commit a", "commit b"]
 
 
 def test_a_commit_is_retried_within_its_limit_then_stalls_and_the_others_commit() -> None:

@@ -6,16 +6,26 @@ The coordinator asks the protocol what to do in the state it is in, does it, and
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from semel.decisions.base import StoreUnanswered
 from semel.decisions.log import DecisionLog
-from semel.errors import BatchFailed, CheckpointError, CommitStalled, DecisionUnknown, Fenced, InDoubt, SemelError
+from semel.errors import (
+    BatchFailed,
+    CheckpointError,
+    CommitStalled,
+    DecisionUnknown,
+    Fenced,
+    InDoubt,
+    SemelError,
+    SinkUnavailable,
+)
 from semel.failpoints import failpoint
 from semel.ids import Attempt
 from semel.protocol.events import (
@@ -51,6 +61,9 @@ BATCHES_KEPT = 100
 TIDY_EVERY_BATCHES = 100
 COMMITS_AT_ONCE = 16
 
+_LOG = logging.getLogger("semel")
+T = TypeVar("T")
+
 #: The sinks whose rows are wanted; None means all.
 Only = Collection[str] | None
 
@@ -63,9 +76,15 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """How often and how long a decided batch tries to commit before the pipeline stops. All of it is the caller's."""
+    """How often and how long a batch tries before the pipeline stops. All of it is the caller's.
 
-    commit_tries: int = 6
+    By default a store may be away for half a minute, before the decision and after it.
+    """
+
+    stage_patience_s: float = 40.0
+    stage_pause_s: float = 0.25
+    stage_pause_s_max: float = 5.0
+    commit_tries: int = 12
     commit_pause_s: float = 0.25
     commit_pause_s_max: float = 5.0
     mends: int = 3
@@ -94,6 +113,7 @@ class Coordinator:
     log: DecisionLog | None = None
     limits: Limits = Limits()
     sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
 
     def attempt(self, batch: int, number: int) -> Attempt:
         return Attempt(self.context.pipeline, batch, number, self.context.incarnation)
@@ -188,21 +208,7 @@ class Coordinator:
 
     def _stage(self, work: _Work, stage: Stage) -> Event:
         attempt = self.attempt(work.id, work.batch.attempt)
-        try:
-            parts = stage(attempt)
-            failpoint("batch.staged")
-            work.proposal = self._prepare(attempt, parts)
-        except Exception as error:  # noqa: BLE001 - whatever failed, the batch is rolled back and the error is raised
-            work.error = error
-            return PrepareFailed()
-        failpoint("batch.prepared")
-        return Prepared(frozenset(c.key for c in work.proposal))
-
-    def _prepare(self, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]) -> tuple[Committable, ...]:
-        prepared: list[Committable] = []
-        for sink, participant in self.participants.items():
-            prepared += participant.prepare(attempt, parts.get(sink, ()))
-        return tuple(prepared)
+        return self._propose(work, lambda: self._prepare(attempt, stage(attempt)))
 
     def _restage(self, work: _Work, stage: Stage) -> Event:
         """Run the plan again for every sink of which something is gone, and prepare what brings it back."""
@@ -213,21 +219,50 @@ class Coordinator:
                 f"Batch {work.id} was written again {self.limits.mends} times and vanished each time."
             )
             return PrepareFailed()
-        try:
-            parts = stage(attempt, work.broken_sinks)
-            failpoint("batch.staged")
-            work.proposal = self._mend(work, attempt, parts)
-        except Exception as error:  # noqa: BLE001 - the batch stays decided; what was staged now is dropped
-            work.error = error
+        event = self._propose(work, lambda: self._mend(work, attempt, stage(attempt, work.broken_sinks)))
+        if isinstance(event, PrepareFailed):
+            # The batch stays decided; what was staged now is dropped.
             self.roll_back(attempt)
+        return event
+
+    def _propose(self, work: _Work, prepare: Callable[[], tuple[Committable, ...]]) -> Event:
+        """Stage and prepare. Whatever fails, the error is kept for whoever rolls the batch back."""
+        attempt = self.attempt(work.id, work.batch.attempt)
+        try:
+            work.proposal = self._patiently(attempt, prepare)
+        except Exception as error:  # noqa: BLE001 - see above
+            work.error = error
             return PrepareFailed()
         failpoint("batch.prepared")
         return Prepared(frozenset(c.key for c in work.proposal))
+
+    def _patiently(self, attempt: Attempt, prepare: Callable[[], T]) -> T:
+        """Try again while a store is away. What the last try left in it would be in the way, so it goes first."""
+        pause_s, give_up_at = self.limits.stage_pause_s, float("inf")
+        while True:
+            try:
+                return prepare()
+            except SinkUnavailable as error:
+                give_up_at = min(give_up_at, self.clock() + self.limits.stage_patience_s)
+                if self.clock() + pause_s > give_up_at:
+                    raise
+                _LOG.warning("%s: %s Trying again in %.2f s.", attempt, error.what, pause_s)
+            self.sleep(pause_s)
+            pause_s = min(pause_s * 2, self.limits.stage_pause_s_max)
+            self.roll_back(attempt)
+
+    def _prepare(self, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]) -> tuple[Committable, ...]:
+        failpoint("batch.staged")
+        prepared: list[Committable] = []
+        for sink, participant in self.participants.items():
+            prepared += participant.prepare(attempt, parts.get(sink, ()))
+        return tuple(prepared)
 
     def _mend(
         self, work: _Work, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]
     ) -> tuple[Committable, ...]:
         """What is gone is chosen for every sink before anything of it is prepared."""
+        failpoint("batch.staged")
         try:
             mends = {s: choose_parts(work.of(s), work.batch.gone, parts.get(s, ())) for s in work.broken_sinks}
         except BatchFailed:
@@ -261,7 +296,10 @@ class Coordinator:
         return DecisionRecorded()
 
     def _commit(self, work: _Work) -> Iterable[Event]:
-        pending = [work.committables[key] for key in sorted(work.batch.pending)]
+        # Participants prepare in their order, and commit in the opposite one: what can expire is last, then first.
+        place = {sink: -index for index, sink in enumerate(self.participants)}
+        waiting = [work.committables[key] for key in work.batch.pending]
+        pending = sorted(waiting, key=lambda c: (place[c.sink], c.key))
         if len(pending) == 1:
             outcomes = [self._commit_one(pending[0], work)]
         else:
@@ -281,6 +319,8 @@ class Coordinator:
             if outcome is not Outcome.RETRY:
                 return outcome
             if tries_left:
+                why = _cause(work.error)
+                _LOG.warning("%s: %s is decided and not committed yet: %s.", committable.attempt, committable.key, why)
                 self.sleep(pause_s)
                 pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
         return Outcome.RETRY
@@ -364,9 +404,7 @@ class Coordinator:
         attempt = self.attempt(batch, 0)
         work = _Work(batch, Batch(0), ())
         try:
-            parts = stage(attempt)
-            failpoint("batch.staged")
-            prepared = self._prepare(attempt, parts)
+            prepared = self._patiently(attempt, lambda: self._prepare(attempt, stage(attempt)))
             failpoint("batch.prepared")
         except Exception as error:
             work.error = error

@@ -102,11 +102,11 @@ class StreamWriter:
         """As `start`, with a handle that can stop between two batches. `listener` hears how each batch ended."""
         check_sinks(self.sinks)
         check_sources(self.df._jdf.queryExecution().analyzed(), self.guarantee)
-        check_rows(self.df, self.sinks)
+        function = BatchFunction(self.sinks, self.guarantee, name=self.name, limits=self.limits, listener=listener)
+        check_rows(self.df, function.sinks)
         spark = self.df.sparkSession
         checkpoint = Checkpoint(spark, self.checkpoint)
         checkpoint.require_writable()
-        function = BatchFunction(self.sinks, self.guarantee, name=self.name, limits=self.limits, listener=listener)
         known = checkpoint.query_id()
         if known is not None:
             function.begin(spark, self.checkpoint, known)

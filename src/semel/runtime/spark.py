@@ -84,7 +84,7 @@ class BatchFunction:
         limits: Limits = Limits(),
         listener: Listener | None = None,
     ) -> None:
-        self.sinks = tuple(sinks)
+        self.sinks = tuple(sink.among(sinks) for sink in sinks)
         self.guarantee: Guarantee = guarantee
         self.name = name
         self.limits = limits

@@ -76,9 +76,10 @@ def _claim(
 
 
 def _participants(sinks: Sequence[Sink], context: Context) -> dict[str, Participant]:
+    """In the order in which they prepare: what can expire has the least to wait for."""
     made: dict[str, Participant] = {}
     try:
-        for sink in sinks:
+        for sink in sorted(sinks, key=lambda s: s.capabilities.expires):
             made[sink.name] = sink.participant(context)
     except BaseException:
         for participant in made.values():

@@ -66,7 +66,7 @@ class TaskWriter:
                 for view, writer in zip(self.views, writers, strict=True):
                     writer.write(rows if view is None else rows_of_view(batch, view))
                 failpoint("task.wrote")
-            parts = [writer.prepare() for writer in writers]
+            parts = self._prepared(writers)
         except BaseException:
             _abort_all(writers)
             raise
@@ -75,6 +75,12 @@ class TaskWriter:
             replace(part, fingerprint=str(prints[column])) if column else part
             for part, column in zip(parts, self.hashes, strict=True)
         ]
+
+    def _prepared(self, writers: Sequence[Writer]) -> list[StagedPart]:
+        """What can expire is prepared last."""
+        last = sorted(range(len(writers)), key=lambda index: self.sinks[index].capabilities.expires)
+        parts = {index: writers[index].prepare() for index in last}
+        return [parts[index] for index in range(len(writers))]
 
 
 @dataclass
