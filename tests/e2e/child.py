@@ -32,7 +32,8 @@ class Setup:
 
     The rest is for Kafka: `topics` are the input and the output, `kafka` are arguments of the sink. `forever` goes on
     when the input is at its end, until it is killed. In the shape "unsigned" rows do not say which task wrote them, so
-    that they are the same however Spark numbers its tasks.
+    that they are the same however Spark numbers its tasks. `stores` adds a table in each of these databases, by kind
+    and url; `tables` are arguments of their sinks.
     """
 
     folder: str
@@ -49,6 +50,8 @@ class Setup:
     rows_per_batch: int = 40
     kafka: Mapping[str, Any] = field(default_factory=dict)
     forever: bool = False
+    stores: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Any] = field(default_factory=dict)
 
 
 #: The environment variable that names an archive of Spark's classes; see conftest.py.
@@ -166,10 +169,25 @@ class HangingKafkaWriter(HangingWriter):
         return self.real.prepare()
 
 
+#: What a table keeps of a row: its id, and where it came from.
+COLUMNS = (
+    "CAST(CAST(key AS STRING) AS BIGINT) AS id",
+    *(f"CAST(split(value, ' ')[{n}] AS BIGINT) AS {name}" for n, name in enumerate(("part", "place", "task"))),
+)
+
+
+def _tables(setup: Setup) -> list[semel.Sink]:
+    kinds: dict[str, Any] = {name: getattr(semel, name, None) for name in ("Postgres", "MySql")}
+    return [
+        kinds[kind](url, f"out_{setup.topics[1].replace('-', '_')}", select=COLUMNS, create=True, **setup.tables)
+        for kind, url in setup.stores.items()
+    ]
+
+
 def sinks(setup: Setup) -> list[semel.Sink]:
     if setup.servers:
         topic = HangingKafka if setup.shape == "hanging" else semel.Kafka
-        return [topic(setup.servers, setup.topics[1], **setup.kafka)]
+        return [topic(setup.servers, setup.topics[1], **setup.kafka), *_tables(setup)]
     table = HangingSqlite if setup.shape == "hanging" else semel.Sqlite
     made: dict[str, semel.Sink] = {
         "sqlite": table(f"{setup.folder}/out.db", "out", timeout_s=setup.timeout_s),

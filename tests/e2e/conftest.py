@@ -13,6 +13,7 @@ from tests.e2e.archive import use_class_archive
 from tests.e2e.child import Setup
 from tests.e2e.game import Game
 from tests.e2e.kafka_game import KafkaGame
+from tests.e2e.stores_game import StoresGame
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,3 +56,25 @@ def make_kafka_game(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[
         game.end()
     for cluster in shared:
         cluster.start_all()
+
+
+@pytest.fixture
+def make_stores_game(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., StoresGame]]:
+    """A game from a topic to a topic and a table in each database; the servers are the shared ones."""
+    games: list[StoresGame] = []
+    servers = {"Postgres": request.getfixturevalue("postgres_server")}
+    cluster: KafkaCluster = request.getfixturevalue("kafka_cluster")
+
+    def make(batches: int = 6, **setup: Any) -> StoresGame:
+        stores = {kind: server.url for kind, server in servers.items()}
+        folder = str(tmp_path / f"game-{len(games)}")
+        games.append(StoresGame(Setup(folder, servers=cluster.bootstrap, stores=stores, **setup), databases=servers))
+        games[-1].deal(batches)
+        return games[-1]
+
+    yield make
+    for game in games:
+        game.end()
+    cluster.start_all()
+    for server in servers.values():
+        server.start()

@@ -79,11 +79,9 @@ class SqlSink(Sink):
     def capabilities(self) -> Capabilities:
         return Capabilities(native_prepare=self.is_native, commits_by_task=self.is_native)
 
-    def among(self, sinks: Sequence[Sink]) -> Sink:
-        """Alone, one transaction on the driver is the cheapest; beside others each task prepares by itself."""
-        if self.mode != AUTO:
-            return self
-        return replace(self, mode=self.native if len(sinks) > 1 else LEDGER)
+    def among(self, sinks: Sequence[Sink]) -> Sink:  # noqa: ARG002
+        """A batch becomes visible at once: tasks that are committed one by one would show part of it for a moment."""
+        return replace(self, mode=LEDGER) if self.mode == AUTO else self
 
     def default_name(self) -> str:
         return f"{self.kind}_{self.table}"

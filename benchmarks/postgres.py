@@ -1,0 +1,133 @@
+"""PostgreSQL: semel's exactly-once modes against Spark's JDBC writer, and against raw COPY as the limit.
+
+python benchmarks/postgres.py [--rows 1000000] [--rounds 3] [--modes ledger,prepared] [--json]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+sys.path[0] = str(Path(__file__).parents[1])
+
+import psycopg  # noqa: E402
+from benchmarks.tables import (  # noqa: E402
+    KEY,
+    PLAIN,
+    ROWS_PER_INSERT,
+    VERSIONS,
+    Bench,
+    arguments,
+    measure,
+    say,
+    scratch_folder,
+)
+
+import semel  # noqa: E402
+from semel.dev.postgres import postgres  # noqa: E402
+
+SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
+MODES = {"prepared": PLAIN, "ledger": PLAIN, "upsert": KEY, "dedup": PLAIN, "versions": VERSIONS}
+KEYS = {PLAIN: "", KEY: ", PRIMARY KEY (id)", VERSIONS: ", semel_version bigint, PRIMARY KEY (id, semel_version)"}
+KEYED = ("upsert", "dedup", "versions")
+
+
+@dataclass
+class PostgresBench(Bench):
+    url: str = ""
+    modes: dict[str, str] = field(default_factory=lambda: dict(MODES))
+    jar: str = "org.postgresql:postgresql:42.7.7"
+
+    def _run(self, sql: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(sql)
+            return cursor.fetchall() if cursor.description else []
+
+    def create(self, table: str, shape: str) -> None:
+        columns = "id bigint, customer bigint, amount double precision, text text, at timestamptz"
+        self._run(f"CREATE TABLE {table} ({columns}{KEYS[shape]})")
+        self._run("CHECKPOINT")
+
+    def count(self, table: str) -> int:
+        return int(self._run(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608 - our own name
+
+    def drop(self, table: str) -> None:
+        self._run(f"DROP TABLE {table}")
+        seen = self._run("SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, 'semel_seen_')")
+        for (name,) in seen:
+            self._run(f"DROP TABLE {name}")
+
+    def jdbc(self, *, tuned: bool) -> dict[str, str]:
+        at = urlsplit(self.url)
+        more = {"batchsize": ROWS_PER_INSERT} if tuned else {}
+        return {
+            "url": f"jdbc:postgresql://{at.hostname}:{at.port}{at.path}" + "?reWriteBatchedInserts=true" * tuned,
+            "user": at.username or "",
+            "password": at.password or "",
+            "driver": "org.postgresql.Driver",
+            **more,
+        }
+
+    def sink(self, table: str, mode: str) -> semel.Sink:
+        return semel.Postgres(self.url, table, mode=mode, key=["id"] if mode in KEYED else [])
+
+    def load_raw(self, table: str) -> float:
+        files = self._raw_files()
+        began = time.perf_counter()
+        with ProcessPoolExecutor(2) as pool:
+            list(pool.map(_load, files, [self.url] * len(files), [table] * len(files)))
+        return time.perf_counter() - began
+
+    def _raw_files(self) -> list[str]:
+        """The rows as the server itself writes them, in binary, one file per task."""
+        folder = self.folder / "raw"
+        if not folder.is_dir():
+            folder.mkdir()
+            _write_raw(self.folder, folder)
+        return sorted(map(str, folder.glob("*.copy")))
+
+
+def _write_raw(source: Path, folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from semel.sinks.postgres_copy import HEADER, TRAILER, encode_rows
+    from semel.sinks.postgres_types import Column, encoder
+
+    types = {"id": "int8", "customer": "int8", "amount": "float8", "text": "text", "at": "timestamptz"}
+    for number, file in enumerate(sorted(source.glob("rows/*.parquet"))):
+        table = pq.read_table(file)
+        # Spark writes timestamps in a form of its own, without a zone.
+        table = table.set_column(4, "at", table["at"].cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")))
+        encoders = [encoder(f.type, Column(f.name, types[f.name])) for f in table.schema]
+        with (folder / f"{number}.copy").open("wb") as out:
+            out.write(HEADER)
+            for batch in table.to_batches(max_chunksize=10_000):
+                for rows in encode_rows(batch, encoders):  # type: ignore[arg-type]
+                    out.write(rows)
+            out.write(TRAILER)
+
+
+def _load(file: str, url: str, table: str) -> None:
+    with (
+        psycopg.connect(url) as connection,
+        connection.cursor().copy(f"COPY {table} FROM STDIN (FORMAT binary)") as copy,
+        Path(file).open("rb") as source,
+    ):
+        while block := source.read(1 << 20):
+            copy.write(block)
+
+
+def main() -> None:
+    given = arguments(__doc__ or "")
+    with scratch_folder() as folder, postgres(folder / "postgres", settings=SETTINGS, say=say) as server:
+        measure(PostgresBench(given.rows, folder, url=server.url), given)
+
+
+if __name__ == "__main__":
+    main()

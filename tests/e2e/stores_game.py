@@ -1,0 +1,110 @@
+"""Kafka to Kafka and databases in one batch, in a child process that is killed, with a reader on every store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from semel.dev.database import DatabaseServer
+from tests.e2e.kafka_audit import PARTITIONS
+from tests.e2e.kafka_game import KafkaGame
+from tests.e2e.tables import TableWatcher, wrong_looks
+from tests.processes import is_stopped, wait_until
+
+
+def connect(kind: str, url: str) -> Any:
+    """A plain client of the database, as a user of the table would have."""
+    if kind == "Postgres":
+        import psycopg
+
+        return psycopg.connect(url, autocommit=True, connect_timeout=5)
+    from urllib.parse import urlsplit
+
+    import pymysql
+
+    at = urlsplit(url)
+    return pymysql.connect(
+        host=at.hostname,
+        port=at.port or 3306,
+        user=at.username,
+        password=at.password or "",
+        database=at.path.lstrip("/"),
+        autocommit=True,
+        connect_timeout=5,
+    )
+
+
+@dataclass
+class StoresGame(KafkaGame):
+    """`databases` are the servers, by the kind of their sink."""
+
+    databases: Mapping[str, DatabaseServer] = field(default_factory=dict)
+    tables: dict[str, TableWatcher] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        table = f"out_{self.setup.topics[1].replace('-', '_')}"
+        for kind, server in self.databases.items():
+            self.tables[kind] = TableWatcher(table, _connector(kind, server.url))
+            self.tables[kind].start()
+
+    def end(self) -> None:
+        super().end()
+        for watcher in self.tables.values():
+            watcher.stop()
+
+    def require_exactly_once(self) -> Any:
+        findings = super().require_exactly_once()
+        expected = Counter((i, i % PARTITIONS, i // PARTITIONS) for i in range(self.dealt))
+        for kind, watcher in self.tables.items():
+            assert watcher.rows() == expected, kind
+        self.require_whole_batches()
+        assert self.left_behind() == []
+        return findings
+
+    def wait_until_stopped(self, child: subprocess.Popen[str]) -> None:
+        """At a failpoint."""
+        wait_until(lambda: child.poll() is not None or is_stopped(child.pid), 120)
+        assert child.poll() is None, child.communicate()
+
+    def wake(self, child: subprocess.Popen[str]) -> None:
+        os.killpg(child.pid, signal.SIGCONT)
+
+    def require_whole_batches(self) -> None:
+        """No reader of a table ever saw part of a batch, or one that was not decided."""
+        for kind, watcher in self.tables.items():
+            assert wrong_looks(watcher.looks, self.plan(), self.decided_at()) == [], kind
+
+    def left_behind(self) -> list[str]:
+        """Staging tables and prepared transactions of this pipeline, in any database."""
+        found = []
+        for kind, server in self.databases.items():
+            connection = connect(kind, server.url)
+            cursor = connection.cursor()
+            for sql in LEFTOVERS[kind]:
+                cursor.execute(sql)
+                found += [f"{kind}: {row}" for row in cursor.fetchall() if self.prefix in str(row)]
+            connection.close()
+        return found
+
+
+def _connector(kind: str, url: str) -> Any:
+    return lambda: connect(kind, url)
+
+
+#: What lists staging tables with their comments, and prepared transactions.
+LEFTOVERS = {
+    "Postgres": (
+        "SELECT relname, obj_description(oid, 'pg_class') FROM pg_class WHERE starts_with(relname, 'semel_stage_')",
+        "SELECT gid FROM pg_prepared_xacts",
+    ),
+    "MySql": (
+        "SELECT table_name, table_comment FROM information_schema.tables WHERE table_name LIKE 'semel_stage_%'",
+        "XA RECOVER",
+    ),
+}
