@@ -23,6 +23,7 @@ class PostgresHarness(Harness):
     server = "postgres_server"
     address_of_server = "url"
     mode: ClassVar[str] = "ledger"
+    firm: ClassVar[bool] = False
     leak_batches = 60
 
     def __init__(self, folder: Path, address: str = "") -> None:
@@ -45,6 +46,7 @@ class PostgresHarness(Harness):
             key=key,
             schema=self.schema,
             create=True,
+            firm=self.firm,
             name=f"{name}_{self.suffix}",
             timeout_s=5,
         )
@@ -74,12 +76,14 @@ class PostgresHarness(Harness):
             self.schema,
         )
         prepared = self.run("SELECT gid FROM pg_prepared_xacts")
-        return sorted([row[0] for row in tables] + [gid for (gid,) in prepared if self.suffix in gid])
+        # What the driver left prepared has the name of a staging table.
+        return sorted({row[0] for row in tables} | {gid for (gid,) in prepared if self.suffix in gid})
 
     def lose(self, branch: str) -> None:
-        if self.mode == "prepared":
-            self.run(f"ROLLBACK PREPARED '{branch}'")
-        else:
+        for (gid,) in self.run("SELECT gid FROM pg_prepared_xacts"):
+            if gid == branch or (self.firm and self.suffix in gid):
+                self.run(f"ROLLBACK PREPARED '{gid}'")
+        if self.mode != "prepared":
             self.run(f'DROP TABLE "{self.schema}"."{stage_table(branch)}"')
 
     def markers(self) -> int:
@@ -103,6 +107,10 @@ class PostgresHarness(Harness):
         self.run(f'DROP SCHEMA "{self.schema}" CASCADE')
 
 
+class PostgresFirmHarness(PostgresHarness):
+    firm = True
+
+
 class PostgresPreparedHarness(PostgresHarness):
     mode = "prepared"
 
@@ -120,9 +128,10 @@ class PostgresVersionsHarness(PostgresHarness):
 
 
 SQL_HARNESSES = {
-    f"{harness.kind}-{harness.mode}": harness
+    f"{harness.kind}-{harness.mode}{'-firm' * harness.firm}": harness
     for harness in (
         PostgresHarness,
+        PostgresFirmHarness,
         PostgresPreparedHarness,
         PostgresUpsertHarness,
         PostgresDedupHarness,

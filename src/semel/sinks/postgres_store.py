@@ -142,6 +142,9 @@ class PostgresStore(Store):
     ) -> list[tuple[Any, ...]]:
         return execute(connection, sql, values, **self.place.names, **names)
 
+    def prepare_natively(self, connection: psycopg.Connection[Any], branch: Branch) -> None:
+        self.run(connection, "PREPARE TRANSACTION {gid}", gid=literal(branch))
+
     def staged(self) -> dict[Branch, str]:
         found = self.query(
             "SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class c "

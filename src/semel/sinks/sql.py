@@ -44,6 +44,7 @@ class SqlSink(Sink):
     create: bool = False
     schema: str = ""
     timeout_s: float = 60.0
+    firm: bool | None = None
 
     #: What this database calls a transaction that is prepared and committed by somebody else.
     native: ClassVar[str]
@@ -79,9 +80,10 @@ class SqlSink(Sink):
     def capabilities(self) -> Capabilities:
         return Capabilities(native_prepare=self.is_native, commits_by_task=self.is_native)
 
-    def among(self, sinks: Sequence[Sink]) -> Sink:  # noqa: ARG002
-        """A batch becomes visible at once: tasks that are committed one by one would show part of it for a moment."""
-        return replace(self, mode=LEDGER) if self.mode == AUTO else self
+    def among(self, sinks: Sequence[Sink]) -> Sink:
+        """Beside other sinks the promise must outlive the driver: they may show the batch when it dies."""
+        mode = LEDGER if self.mode == AUTO else self.mode
+        return replace(self, mode=mode, firm=len(sinks) > 1 if self.firm is None else self.firm)
 
     def default_name(self) -> str:
         return f"{self.kind}_{self.table}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from semel.errors import BatchFailed, Fenced
 from semel.failpoints import failpoint
@@ -72,6 +73,10 @@ class SqlParticipant(Participant):
                 raise self._vanished(attempt, str(error)) from None
             self._moved = {committable.key: held}
             failpoint(f"{self.sink.kind}.moved")
+            if self.sink.firm and self.context.marked:
+                name = _branch(stages[0]) if stages else Branch(attempt, self.sink.name, 0, 0)
+                self.store.leave_prepared(held, name)
+                return replace(committable, payload={**committable.payload, "prepared": str(name)})
         return committable
 
     def _move(self, run: Run, committable: Committable) -> None:
@@ -117,7 +122,7 @@ class SqlParticipant(Participant):
             return self._commit_branch(committable)
 
     def _commit_whole(self, committable: Committable) -> Outcome:
-        if self.store.commit(self._moved.get(committable.key)):
+        if self._is_ended(committable):
             outcome = Outcome.COMMITTED
         else:
             try:
@@ -128,6 +133,13 @@ class SqlParticipant(Participant):
         self._moved.pop(committable.key, None)
         self.store.drop_staged(self.sink.stage_name(name) for name in committable.payload["stages"])
         return outcome
+
+    def _is_ended(self, committable: Committable) -> bool:
+        """Whether what was prepared is committed now. What is not there any more is to be looked for in the ledger."""
+        prepared = committable.payload.get("prepared")
+        if prepared and self.store.commit_prepared(_branch(prepared)):
+            return True
+        return self.store.commit(self._moved.get(committable.key))
 
     def _commit_from_stages(self, committable: Committable) -> Outcome:
         with self.store.transaction() as run:
@@ -221,10 +233,11 @@ class SqlParticipant(Participant):
             return
         with self.sink.translated("did not let us roll back"):
             self.store.forget({b.attempt for b in named})
-            staged = self.store.staged()
-            self.store.drop_staged(staged[b] for b in sorted(named & set(staged)))
+            # What is prepared has read what is staged, and keeps it from being dropped.
             for branch in sorted(named & self.store.prepared()):
                 self.store.roll_back_prepared(branch)
+            staged = self.store.staged()
+            self.store.drop_staged(staged[b] for b in sorted(named & set(staged)))
 
     def close(self) -> None:
         self.store.release()

@@ -81,6 +81,10 @@ class Store(ABC):
     def run(self, connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
         """Run one statement. In its text {ledger}, {fence} and the names given here stand for quoted identifiers."""
 
+    @abstractmethod
+    def prepare_natively(self, connection: Any, branch: Branch) -> None:
+        """End the open transaction of a connection so that it is prepared. The connection is usable afterwards."""
+
     # Two connections --------------------------------------------------------------------------------------------------
 
     def query(self, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
@@ -148,6 +152,14 @@ class Store(ABC):
                 raise
             self._held, self._ended = None, held
             return True
+
+    def leave_prepared(self, held: Held, branch: Branch) -> None:
+        """Leave what is held in a native prepared transaction of this name: it outlives this process."""
+        with self.lock:
+            if self._held is not held:
+                raise RuntimeError("what is to be prepared is not held any more")
+            self.prepare_natively(self._holder, branch)
+            self._held = None
 
     def forget(self, attempts: Iterable[Attempt] | None = None) -> None:
         """Roll back what is held, whatever it is or where it is of one of these attempts."""
