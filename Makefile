@@ -7,7 +7,7 @@ VENV35 := .venv-spark35
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format lock test-spark35 bench chaos-kafka clean
+.PHONY: help setup demo test lint format lock test-spark35 bench chaos-kafka chaos-stores clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ bench: $(VENV)/.installed  ## what exactly-once adds to a batch; run it on a qui
 
 chaos-kafka: $(VENV)/.installed  ## 300,000 rows from Kafka to Kafka through 30 kills; ARGS="--seed N" replays a plan
 	@$(BIN)/python -m tests.chaos.kafka $(ARGS)
+
+chaos-stores: $(VENV)/.installed  ## 1,000,000 rows into Kafka and databases at once through 40 kills
+	@$(BIN)/python -m tests.chaos.stores $(ARGS)
 
 lock: $(VENV)/.installed  ## resolve requirements/*.in again
 	@for line in spark40 spark35; do \

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from semel.dev.kafka import KafkaCluster
 from tests.chaos.plan import Fault
 from tests.e2e.kafka_audit import Findings
 from tests.e2e.kafka_game import KafkaGame
@@ -27,6 +27,13 @@ BATCHES_AHEAD = 15
 STDERR_KEPT = 4000
 #: What ends one of two drivers: our own word, or Spark's when both want to write the same file of its checkpoint.
 FENCED = ("Fenced: ", "Multiple streaming queries are concurrently using", "Multiple streaming jobs detected")
+
+
+class Server(Protocol):
+    """What a fault does to a server."""
+
+    def kill(self) -> None: ...
+    def start(self) -> None: ...
 
 
 class Broken(Exception):
@@ -111,8 +118,10 @@ class Story:
 
 @dataclass
 class Chaos:
+    """`servers` are those that may be killed, by name."""
+
     game: KafkaGame
-    cluster: KafkaCluster
+    servers: Mapping[str, Server]
     say: Callable[[str], None]
     story: Story = field(default_factory=Story)
     zombies: list[Child] = field(default_factory=list)
@@ -124,7 +133,7 @@ class Chaos:
         for number, fault in enumerate(plan, start=1):
             self._suffer(fault, f"{number}/{len(plan)}")
         while self.story.kills < kills:
-            # Some life gave up when the broker was away, before it could be killed.
+            # Some life gave up when a server was away, before it could be killed.
             self._suffer(Fault("moment", delay_s=0.5), "one more")
         self.game.deal_rows(max(0, rows - self.game.dealt))
         child = Child(self.game.start())
@@ -184,20 +193,20 @@ class Chaos:
         self.zombies.append(child)
         return "stopped"
 
-    def lose_the_broker(self, child: Child, fault: Fault) -> str:
+    def lose_a_server(self, child: Child, fault: Fault) -> str:
         self._first_batch(child, fault)
         time.sleep(fault.delay_s)
-        self._kill_broker()
+        self._kill_server(fault)
         time.sleep(fault.pause_s)
-        self.cluster.start()
+        self.servers[fault.server].start()
         return self._kill_when_it_goes_on(child, fault)
 
-    def lose_the_broker_between(self, child: Child, fault: Fault) -> str:
+    def lose_a_server_between(self, child: Child, fault: Fault) -> str:
         self._first_batch(child, fault)
         if not child.wait(lambda: child.stopped, POINT_S_MAX):
             raise Broken(f"{fault} was not reached: {child.error or child.last_words}")
-        self._kill_broker()
-        self.cluster.start()
+        self._kill_server(fault)
+        self.servers[fault.server].start()
         child.signal(signal.SIGCONT)
         return self._kill_when_it_goes_on(child, fault)
 
@@ -222,12 +231,12 @@ class Chaos:
             self.zombie_woke = True
         self.zombies.clear()
 
-    def _kill_broker(self) -> None:
-        self.cluster.kill()
+    def _kill_server(self, fault: Fault) -> None:
+        self.servers[fault.server].kill()
         self.story.kills += 1
 
     def _kill_when_it_goes_on(self, child: Child, fault: Fault) -> str:
-        """After the broker is back: when the next batch has ended, or the life gave up with an error."""
+        """After the server is back: when the next batch has ended, or the life gave up with an error."""
         before = child.batches
         child.wait(lambda: child.batches > before, END_S_MAX)
         return self._kill(child, fault)
@@ -240,7 +249,7 @@ class Chaos:
             # Its Python worker was killed, and Spark failed the batch.
             self.story.kills += 1
             return "task killed"
-        if (fault.kind.startswith("broker") and child.error) or (self.zombie_woke and _is_fenced(child)):
+        if (fault.kind.startswith("server") and child.error) or (self.zombie_woke and _is_fenced(child)):
             return f"gave up ({_kind(child.error)})"
         raise Broken(f"{fault}: the life ended by itself: {child.error or child.last_words}")
 
@@ -254,8 +263,8 @@ ACTS: dict[str, Callable[[Chaos, Child, Fault], str]] = {
     "moment": Chaos.die_at_a_moment,
     "pause": Chaos.pause,
     "zombie": Chaos.become_a_zombie,
-    "broker": Chaos.lose_the_broker,
-    "broker between": Chaos.lose_the_broker_between,
+    "server": Chaos.lose_a_server,
+    "server between": Chaos.lose_a_server_between,
 }
 
 
