@@ -43,7 +43,7 @@ lock: $(VENV)/.installed  ## resolve requirements/*.in again
 	  $(BIN)/uv pip compile -q --upgrade --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	    --no-header --no-annotate --extra dev pyproject.toml requirements/$$line.in -o requirements/$$line.lock; done
 
-clean:  ## remove the environments and everything that runs left behind
+clean:  ## remove the environments and what runs left behind; .semel-dev stays, `semel dev down --remove` is for it
 	rm -rf $(VENV) $(VENV35) .pytest_cache .mypy_cache .ruff_cache demo-output
 
 # $(1) environment, $(2) lock file. The stamp makes a second run need no network.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -19,14 +21,16 @@ from semel.decisions.log import DecisionLog
 from semel.ids import parse_branch, to_sink_name
 from semel.protocol.events import Decided
 from semel.sinks.kafka_markers import MarkerLog, partition_of
-from semel.sinks.kafka_wire import LogRecord, Transaction
+from semel.sinks.kafka_requests import LogRecord, Transaction
 from tests.e2e.child import NO_TASK
-from tests.e2e.game import Lives
+from tests.e2e.game import Life, Lives
 from tests.e2e.kafka_audit import PARTITIONS, BatchPlan, Findings, Sight, audit
 from tests.e2e.watcher import Watcher
 from tests.kafka_world import KafkaWorld
+from tests.processes import is_stopped, wait_until
 
 PRODUCE_TIMEOUT_S = 60.0
+STOP_SECONDS_MAX = 120
 #: That the broker is away is what these tests do, and not worth a line.
 QUIET = {"log_level": "0"}
 #: Spark forgets the offsets of old batches after a hundred; the audit needs all of them.
@@ -121,6 +125,12 @@ class KafkaGame(Lives):
         assert self.shared_epochs() == []
         return findings
 
+    def require_good_end(self, life: Life) -> Life:
+        """The last life ended by itself, and has left every row once."""
+        assert life.returncode == 0, life
+        self.require_exactly_once()
+        return life
+
     def findings(self) -> Findings:
         """All input that was dealt against all output."""
         return audit(self.watcher.caught_up(), self.plan(), self.decided_at(), rows=self.dealt)
@@ -164,6 +174,14 @@ class KafkaGame(Lives):
 
     def open_transactions(self) -> list[str]:
         return [name for name in self.world.open_transactions() if name.startswith(self.prefix)]
+
+    def left_behind(self) -> list[str]:
+        """What a pipeline that has ended should not leave."""
+        return self.open_transactions()
+
+    def wrong_elsewhere(self) -> dict[str, list[str]]:
+        """What is wrong with other stores than the output topic, by kind."""
+        return {}
 
     def coordinator(self, transactional_id: str) -> int:
         """The broker that keeps the transactions of an id."""
@@ -220,3 +238,16 @@ class KafkaGame(Lives):
         for line in child.stdout or ():
             if line.startswith("{"):
                 yield json.loads(line)
+
+    def wait_until_stopped(self, child: subprocess.Popen[str]) -> None:
+        """At a failpoint."""
+        wait_until(lambda: child.poll() is not None or is_stopped(child.pid), STOP_SECONDS_MAX)
+        assert child.poll() is None, child.communicate()
+
+    def wake(self, child: subprocess.Popen[str]) -> None:
+        os.killpg(child.pid, signal.SIGCONT)
+
+
+def forwarded(life: Life) -> list[tuple[int, bool]]:
+    """The batches that were decided in an earlier life, and whether this one had to write their rows again."""
+    return [(event["batch"], event["staged"]) for event in life.events if event.get("how") == "forwarded"]

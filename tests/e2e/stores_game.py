@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +13,6 @@ from semel.protocol.invariants import nothing_duplicated, nothing_lost
 from tests.e2e.kafka_audit import PARTITIONS, Findings
 from tests.e2e.kafka_game import KafkaGame
 from tests.e2e.tables import TableWatcher, wrong_looks
-from tests.processes import is_stopped, wait_until
 
 
 def connect(kind: str, url: str) -> Any:
@@ -80,14 +76,6 @@ class StoresGame(KafkaGame):
             wrong["duplicated"] += [f"{kind}: {words}" for words in nothing_duplicated(expected, rows)]
             wrong["torn"] += [f"{kind}: {w}" for w in wrong_looks(watcher.looks, self.plan(), self.decided_at())]
         return wrong
-
-    def wait_until_stopped(self, child: subprocess.Popen[str]) -> None:
-        """At a failpoint."""
-        wait_until(lambda: child.poll() is not None or is_stopped(child.pid), 120)
-        assert child.poll() is None, child.communicate()
-
-    def wake(self, child: subprocess.Popen[str]) -> None:
-        os.killpg(child.pid, signal.SIGCONT)
 
     def left_behind(self) -> list[str]:
         """Open transactions of Kafka; staging tables and prepared transactions of this pipeline in any database."""

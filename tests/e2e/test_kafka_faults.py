@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +17,7 @@ from semel.errors import SourceUnavailable
 from semel.ids import parse_branch
 from semel.protocol.events import Committable
 from semel.sources.kafka_broker import Broker, Offsets, Partition
-from tests.e2e.kafka_game import KafkaGame
+from tests.e2e.kafka_game import KafkaGame, forwarded
 from tests.processes import descends, executors_of, is_stopped, stopped_workers, wait_until
 
 Make = Callable[..., KafkaGame]
@@ -26,15 +25,6 @@ Make = Callable[..., KafkaGame]
 ORPHAN_SECONDS_MAX = 30.0
 #: Of topics with these names Spark's source numbers the tasks of a replay otherwise: both have the same hash in Java.
 TURNED, ALSO_TURNED = "turned", "uVrned"
-
-
-def wait_for_stop(child: subprocess.Popen[str]) -> None:
-    wait_until(lambda: child.poll() is not None or is_stopped(child.pid), 120)
-    assert child.poll() is None, child.communicate()
-
-
-def wake(child: subprocess.Popen[str]) -> None:
-    os.killpg(child.pid, signal.SIGCONT)
 
 
 # Executors ----------------------------------------------------------------------------------------------------------
@@ -56,10 +46,8 @@ def test_the_transaction_of_a_killed_executor_is_ended_and_readers_go_on(make_ka
     os.kill(executor, signal.SIGKILL)
     os.kill(other, signal.SIGCONT)
     wait_until(lambda: len(game.watcher.sights) == game.dealt, ORPHAN_SECONDS_MAX)
-    life = game.finish(child)
-    assert life.returncode == 0, life
+    life = game.require_good_end(game.finish(child))
     assert life.batches("committed") == [0, 1, 2]
-    game.require_exactly_once()
 
 
 # Brokers ------------------------------------------------------------------------------------------------------------
@@ -72,24 +60,21 @@ def test_a_broker_killed_between_prepare_decision_and_commit(
     game = make_kafka_game(batches=8)
     child = game.start("batch.prepared@2=stop,batch.decided@4=stop")
     for _ in range(2):
-        wait_for_stop(child)
+        game.wait_until_stopped(child)
         prepared = game.open_transactions()
         assert len(prepared) == 2
         kafka_cluster.kill()
         kafka_cluster.start()
         # A coordinator lists no transactions before it has read its log.
         wait_until(partial(_lists, game, prepared), 20)
-        wake(child)
+        game.wake(child)
         wait_until(lambda: not is_stopped(child.pid))
     assert game.finish(child).returncode == 0
     game.deal(3)
     assert game.live("batch.decided@2").killed
     kafka_cluster.kill()
     kafka_cluster.start()
-    last = game.live()
-    assert last.returncode == 0, last
-    assert [(e["batch"], e["staged"]) for e in last.events if e.get("how") == "forwarded"] == [(9, False)]
-    game.require_exactly_once()
+    assert forwarded(game.require_good_end(game.live())) == [(9, False)]
 
 
 def _lists(game: KafkaGame, transactions: list[str]) -> bool:
@@ -106,9 +91,7 @@ def test_a_pipeline_outlives_a_broker_that_is_away_for_some_batches(
     time.sleep(4)
     assert child.poll() is None
     kafka_cluster.start()
-    life = game.finish(child)
-    assert life.returncode == 0, life
-    game.require_exactly_once()
+    game.require_good_end(game.finish(child))
 
 
 def test_a_broker_that_stays_away_ends_the_pipeline_with_a_clear_error(
@@ -117,9 +100,9 @@ def test_a_broker_that_stays_away_ends_the_pipeline_with_a_clear_error(
     """What was decided is committed by the next start, without being written again."""
     game = make_kafka_game(batches=4, kafka={"timeout_s": 1.0})
     child = game.start("batch.decided@2=stop")
-    wait_for_stop(child)
+    game.wait_until_stopped(child)
     kafka_cluster.stop()
-    wake(child)
+    game.wake(child)
     life = game.finish(child)
     assert life.returncode == 1
     what, now, remedy = _three_lines(life.error, "CommitStalled: ")
@@ -127,10 +110,7 @@ def test_a_broker_that_stays_away_ends_the_pipeline_with_a_clear_error(
     assert now.startswith("  the data now: batch 1 is decided; visible in: no sink yet; still to commit: ")
     assert remedy.startswith("  what to do: Bring the sink back and start the pipeline again")
     kafka_cluster.start()
-    last = game.live()
-    assert last.returncode == 0, last
-    assert [(e["batch"], e["staged"]) for e in last.events if e.get("how") == "forwarded"] == [(1, False)]
-    game.require_exactly_once()
+    assert forwarded(game.require_good_end(game.live())) == [(1, False)]
 
 
 def test_the_lag_is_measured_again_when_the_broker_has_been_restarted(
@@ -168,12 +148,12 @@ def test_the_transaction_coordinator_fails_over_between_prepare_and_commit(
     with kafka(tmp_path / "kafka", brokers=3, quick=True, heap_mb=256) as cluster:
         game = make_kafka_game(batches=4, servers=cluster.bootstrap)
         child = game.start("batch.decided@2=stop")
-        wait_for_stop(child)
+        game.wait_until_stopped(child)
         prepared = game.open_transactions()
         assert len(prepared) == 2
         coordinator = game.coordinator(prepared[0])
         cluster.kill(coordinator)
-        wake(child)
+        game.wake(child)
         life = game.finish(child)
         assert life.returncode == 0, life
         assert not cluster.is_alive(coordinator)
@@ -191,13 +171,13 @@ def test_zombie_drivers_are_fenced_and_change_nothing(make_kafka_game: Make) -> 
     zombies = []
     for point in ("batch.prepared@2=stop", "batch.decided@2=stop"):
         zombies.append(game.start(point))
-        wait_for_stop(zombies[-1])
+        game.wait_until_stopped(zombies[-1])
     last = game.live()
     assert last.returncode == 0, last
     assert len(last.batches("forwarded")) == 1
     seen = game.require_exactly_once()
     for incarnation, zombie in enumerate(zombies, start=1):
-        wake(zombie)
+        game.wake(zombie)
         woken = game.finish(zombie)
         assert woken.returncode == 1
         what, now, remedy = _three_lines(woken.error, "Fenced: ")
@@ -217,16 +197,13 @@ def test_a_decided_batch_outlives_the_timeout_of_its_transactions(make_kafka_gam
     assert game.live("batch.decided@2").killed
     wait_until(lambda: not game.open_transactions(), 20)
     assert game.committed() == game.setup.rows_per_batch
-    last = game.live()
-    assert last.returncode == 0, last
-    assert [(e["batch"], e["staged"]) for e in last.events if e.get("how") == "forwarded"] == [(1, True)]
+    assert forwarded(game.require_good_end(game.live())) == [(1, True)]
     tasks = [f"{game.sink}/0", f"{game.sink}/1"]
     assert [(d.mends, sorted(c.key for c in d.committables)) for d in game.decisions(1)] == [
         (False, tasks),
         (True, tasks),
     ]
     assert [len(game.decisions(batch)) for batch in range(game.batches)] == [1, 2, 1, 1]
-    game.require_exactly_once()
 
 
 def die_between_two_commits(game: KafkaGame) -> tuple[Committable, Committable]:
@@ -250,9 +227,7 @@ def test_of_a_batch_that_is_gone_in_part_exactly_the_gone_rows_are_written_again
     """
     game = make_kafka_game(batches=3, topics=(TURNED, ""), shape="unsigned")
     kept, gone = die_between_two_commits(game)
-    last = game.live()
-    assert last.returncode == 0, last
-    assert [(e["batch"], e["staged"]) for e in last.events if e.get("how") == "forwarded"] == [(1, True)]
+    assert forwarded(game.require_good_end(game.live())) == [(1, True)]
     decided, mend = game.decisions(1)
     assert (decided.mends, mend.mends) == (False, True)
     (mended,) = mend.committables
@@ -261,7 +236,6 @@ def test_of_a_batch_that_is_gone_in_part_exactly_the_gone_rows_are_written_again
     branch = parse_branch(mended.branches[0])
     assert branch is not None
     assert (gone.key, branch.task) == (f"{game.sink}/1", 0), "Spark has numbered the tasks of the replay as before"
-    game.require_exactly_once()
 
 
 def test_when_a_replay_brings_other_rows_the_pipeline_stops_and_doubles_nothing(make_kafka_game: Make) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from semel.failpoints import FAILPOINTS
-from tests.e2e.kafka_game import KafkaGame
+from tests.e2e.kafka_game import KafkaGame, forwarded
 from tests.e2e.kafka_points import IN_A_TASK, POINTS
 
 # The points of a start are more telling after a kill that leaves something to recover: transactions that nobody has
@@ -47,17 +47,15 @@ def test_kill_at_every_failpoint(make_kafka_game: Callable[..., KafkaGame]) -> N
         died = "failed before it was decided" in life.error if point in IN_A_TASK else life.killed
         assert died, f"{point}: {life}"
         if not point.startswith("startup."):
-            forwarded = [e["staged"] for e in life.events if e.get("how") == "forwarded"]
-            assert forwarded == [False] * len(left_decided), f"{point} after {left_decided}"
+            staged = [staged for _, staged in forwarded(life)]
+            assert staged == [False] * len(left_decided), f"{point} after {left_decided}"
             left_decided = [point] if point in DECIDED else []
         game.committed()
         if point == "startup.swept":
             # Readers are held up no longer by what the driver before had prepared and never decided.
             assert game.open_transactions() == []
-    last = game.live()
-    assert last.returncode == 0, last
-    assert [e["staged"] for e in last.events if e.get("how") == "forwarded"] == [False]
-    game.require_exactly_once()
+    last = game.require_good_end(game.live())
+    assert [staged for _, staged in forwarded(last)] == [False]
     transactions = game.transactions()
     # Brokers remember an id for a week: there is a small pool of them, and never one for each transaction.
     assert len(transactions) >= 2 * game.batches

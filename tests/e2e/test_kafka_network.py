@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.kafka_game import KafkaGame
 from tests.e2e.proxy import END_TXN, Proxy, proxied_kafka
-from tests.processes import is_stopped, stopped_workers, wait_until
+from tests.processes import stopped_workers, wait_until
 
 MakeProxied = Callable[..., KafkaGame]
 
@@ -56,9 +56,7 @@ def test_tasks_that_are_cut_off_for_a_moment_go_on(make_proxied_game: MakeProxie
     assert child.poll() is None
     assert len(game.watcher.sights) == game.setup.rows_per_batch
     proxy.mend()
-    life = game.finish(child)
-    assert life.returncode == 0, life
-    game.require_exactly_once()
+    game.require_good_end(game.finish(child))
 
 
 def test_tasks_that_stay_cut_off_fail_the_batch_and_the_next_start_runs_it_again(
@@ -76,9 +74,7 @@ def test_tasks_that_stay_cut_off_fail_the_batch_and_the_next_start_runs_it_again
     assert "what to do: Mend the cause and start the pipeline again" in life.error
     proxy.mend()
     assert game.committed() == game.setup.rows_per_batch
-    last = game.live()
-    assert last.returncode == 0, last
-    game.require_exactly_once()
+    game.require_good_end(game.live())
 
 
 def test_a_commit_whose_answer_is_lost_is_asked_for_again(make_proxied_game: MakeProxied, proxy: Proxy) -> None:
@@ -92,9 +88,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again(make_proxied_game: Mak
     proxy.cut()
     proxy.mend()
     lost.release()
-    life = game.finish(child)
-    assert life.returncode == 0, life
-    game.require_exactly_once()
+    game.require_good_end(game.finish(child))
 
 
 def test_the_late_commit_of_a_dead_driver_does_not_hit_the_next_transaction(
@@ -114,14 +108,12 @@ def test_the_late_commit_of_a_dead_driver_does_not_hit_the_next_transaction(
     os.killpg(first.pid, signal.SIGKILL)
     game.finish(first)
     heir = game.start("batch.prepared=stop")
-    wait_until(lambda: is_stopped(heir.pid))
+    game.wait_until_stopped(heir)
     assert game.open_transactions() == ids
     assert game.committed() == game.setup.rows_per_batch
     late.release()
     time.sleep(1)
     assert game.open_transactions() == ids
     assert game.committed() == game.setup.rows_per_batch
-    os.killpg(heir.pid, signal.SIGCONT)
-    life = game.finish(heir)
-    assert life.returncode == 0, life
-    game.require_exactly_once()
+    game.wake(heir)
+    game.require_good_end(game.finish(heir))

@@ -37,9 +37,7 @@ def test_kill_at_every_failpoint(make_stores_game: Callable[..., StoresGame]) ->
         died = "failed before it was decided" in life.error if point in IN_A_TASK else life.killed
         assert died, f"{point}: {life}"
         game.committed()
-    last = game.live()
-    assert last.returncode == 0, last
-    game.require_exactly_once()
+    game.require_good_end(game.live())
 
 
 @pytest.mark.parametrize("point", ["batch.staged", "batch.prepared", "batch.decided", "batch.committed"])
@@ -52,9 +50,7 @@ def test_kill_a_server_between_two_steps(make_stores_game: Callable[..., StoresG
         server.kill()
         server.start()
     game.wake(child)
-    life = game.finish(child)
-    assert life.returncode == 0, life
-    game.require_exactly_once()
+    game.require_good_end(game.finish(child))
 
 
 def test_the_order_names_every_failpoint_that_such_a_pipeline_passes() -> None:

@@ -18,7 +18,7 @@ from semel.sinks.base import Context, Participant, StagedPart
 from semel.sinks.kafka import CONTROL_TOPIC, Kafka, _KafkaParticipant
 from semel.sinks.kafka_markers import Marker
 from semel.sinks.kafka_producers import release_all
-from semel.sinks.kafka_wire import LogRecord, Transaction
+from semel.sinks.kafka_requests import LogRecord, Transaction
 from tests.contract.harness import attempt, context
 from tests.kafka_world import KafkaWorld
 

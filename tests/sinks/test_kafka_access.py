@@ -336,5 +336,6 @@ def test_the_password_is_in_no_log(access: Access, caplog: pytest.LogCaptureFixt
     access.allow(*access.needed.values())
     with caplog.at_level(logging.DEBUG):
         start(access)
-    assert {record.name.split(".")[0] for record in caplog.records} >= {"kafka"}
+    # The sink asks Spark whether speculation is on, and py4j logs that where an earlier test has left a session.
+    assert {record.name.split(".")[0] for record in caplog.records} - {"py4j"} == {"kafka"}
     assert TELLING not in caplog.text

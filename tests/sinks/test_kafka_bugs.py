@@ -17,7 +17,7 @@ from semel.sinks.base import Participant
 from semel.sinks.kafka import AMBIGUOUS, Kafka
 from semel.sinks.kafka_markers import Fate
 from semel.sinks.kafka_producers import release_all, settle_all
-from semel.sinks.kafka_wire import Transaction
+from semel.sinks.kafka_requests import Transaction
 from tests.contract.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare, prepare_one, records_of, stage, stage_one, started

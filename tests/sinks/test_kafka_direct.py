@@ -17,7 +17,7 @@ from kafka.record import MemoryRecords
 from semel.sinks import kafka_direct
 from semel.sinks.kafka_delivery import DeliveryFailed
 from semel.sinks.kafka_direct import DirectProducer, suits
-from semel.sinks.kafka_wire import Answer, Transaction
+from semel.sinks.kafka_requests import Answer, Batches, Transaction
 
 PARTITIONS = 3
 
@@ -58,16 +58,7 @@ class Brokers:
         self.ended.append(commit)
         return "NO_ERROR"
 
-    def is_transient(self, answer: str) -> bool:
-        return answer in ("NO_ANSWER", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
-
-    def produce(
-        self,
-        _node: int,
-        _id: str | None,
-        batches: Mapping[str, Mapping[int, bytes]],
-        then: Callable[[Answer], None],
-    ) -> None:
+    def produce(self, _node: int, _id: str | None, batches: Batches, then: Callable[[Answer], None]) -> None:
         if self._unlucky():
             return then(Answer({}))
         codes = {("t", p): self._append(p, data) for p, data in batches["t"].items()}
@@ -190,14 +181,8 @@ class Slow(Brokers):
 
     said = False
 
-    def produce(
-        self,
-        node: int,
-        transactional_id: str | None,
-        batches: Mapping[str, Mapping[int, bytes]],
-        then: Callable[[Answer], None],
-    ) -> None:
-        self.later = [*getattr(self, "later", []), lambda: Brokers.produce(self, node, transactional_id, batches, then)]
+    def produce(self, node: int, id_: str | None, batches: Batches, then: Callable[[Answer], None]) -> None:
+        self.later = [*getattr(self, "later", []), lambda: Brokers.produce(self, node, id_, batches, then)]
 
     def answer(self) -> None:
         for call in self.later:

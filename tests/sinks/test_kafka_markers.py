@@ -24,7 +24,7 @@ from semel.sinks.kafka_markers import (
     marker_record,
     partition_of,
 )
-from semel.sinks.kafka_wire import LogEnd, LogRecord, Slice, Transaction
+from semel.sinks.kafka_requests import LogEnd, LogRecord, Slice, Transaction
 from tests.contract.harness import OTHERS, OURS
 
 SINK = "orders"

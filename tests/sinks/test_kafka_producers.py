@@ -26,7 +26,7 @@ from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_delivery import DeliveryFailed, Failure
 from semel.sinks.kafka_markers import Fate
 from semel.sinks.kafka_producers import WARM_MAX, Lease, Pool, Ready, Use, id_pattern
-from semel.sinks.kafka_wire import LogRecord
+from semel.sinks.kafka_requests import LogRecord
 from tests.contract.harness import OTHERS, OURS, attempt
 from tests.sinks.kafka_rig import Rig, prepare, records_of, stage_one, started
 

@@ -17,8 +17,8 @@ from semel.ids import Branch
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_direct import DirectProducer
 from semel.sinks.kafka_producers import RowProducer, make_producer
+from semel.sinks.kafka_requests import LogRecord
 from semel.sinks.kafka_rows import rows_by_topic
-from semel.sinks.kafka_wire import LogRecord
 from tests.contract.harness import attempt, context
 from tests.sinks.kafka_rig import Rig, prepare, records_of, started, write
 

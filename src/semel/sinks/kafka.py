@@ -26,9 +26,10 @@ from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
 from semel.sinks.kafka_markers import Fate, Fence, MarkerLog, fence_record, marker_record, partition_of
 from semel.sinks.kafka_producers import id_pattern
+from semel.sinks.kafka_requests import Transaction
 from semel.sinks.kafka_rows import check_columns
 from semel.sinks.kafka_topics import check_options, check_target, ensure_control_topic, write_record
-from semel.sinks.kafka_wire import Transaction, Wire
+from semel.sinks.kafka_wire import Wire
 from semel.sinks.kafka_writer import KafkaWriter
 
 if TYPE_CHECKING:

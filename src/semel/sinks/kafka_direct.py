@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from semel.kafka_options import CONNECTION
 from semel.sinks.kafka_delivery import UNASSIGNED, DeliveryFailed, Failure
 from semel.sinks.kafka_records import BATCH_BYTES, CODECS, RECORD_BYTES, encode, partitions_by_key, record_batch
-from semel.sinks.kafka_wire import Answer, Transaction, Wire
+from semel.sinks.kafka_requests import Answer, Transaction, is_transient
+from semel.sinks.kafka_wire import Wire
 
 if TYPE_CHECKING:
     import numpy as np
@@ -374,7 +375,7 @@ class DirectProducer:
             self._waiting_bytes -= batch.size
         elif WORDS.get(said) == TOO_LARGE and len(batch) > 1:
             self._split(batch)
-        elif self._wire.is_transient(said):
+        elif is_transient(said):
             self._again([batch])
         elif len(self._failures) < FAILURES_KEPT:
             one = len(batch) == 1
@@ -410,7 +411,7 @@ class DirectProducer:
             answer, leaders = self._wire.leaders(topic)
             if leaders and answer == "NO_ERROR":
                 self._leaders[topic] = leaders
-            elif not self._wire.is_transient(answer) or time.monotonic() > deadline:
+            elif not is_transient(answer) or time.monotonic() > deadline:
                 raise _failed(_failure(answer, topic))
             else:
                 time.sleep(PAUSE_S)

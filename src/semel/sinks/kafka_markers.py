@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 from semel.errors import NewerRecord, SinkUnavailable
 from semel.ids import Branch, PipelineId, parse_branch
-from semel.sinks.kafka_wire import LogEnd, LogRecord, Slice, Transaction
+from semel.sinks.kafka_requests import LogEnd, LogRecord, Slice, Transaction
 
 FORMAT = 1
 #: How many partitions the control topic has. Writers and readers must agree, so it never changes.

@@ -111,25 +111,30 @@ def _filled(array: pa.Array) -> tuple[pa.Array, np.ndarray[Any, Any]]:
     return array.fill_null(b""), sizes
 
 
+def _offsets(array: pa.Array) -> np.ndarray[Any, Any]:
+    """Where each row's bytes begin in Arrow's memory, and where the last ones end. Nothing is copied."""
+    import numpy as np
+
+    offsets: np.ndarray[Any, Any] = np.frombuffer(array.buffers()[1], np.int32)
+    return offsets[array.offset : array.offset + len(array) + 1]
+
+
 def _sizes(array: pa.Array) -> np.ndarray[Any, Any]:
     import numpy as np
 
-    offsets: Any = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
-    sizes: np.ndarray[Any, Any] = np.diff(offsets).astype(np.int64)
+    sizes: np.ndarray[Any, Any] = np.diff(_offsets(array)).astype(np.int64)
     return sizes
 
 
 def _data(array: pa.Array) -> pa.Buffer:
     """The bytes of all rows, one after the other."""
-    import numpy as np
     import pyarrow as pa
 
-    _, offsets, data = array.buffers()
+    data = array.buffers()[2]
     if data is None:
         return pa.py_buffer(b"")
-    ends = np.frombuffer(offsets, np.int32)
-    first, last = int(ends[array.offset]), int(ends[array.offset + len(array)])
-    return data.slice(first, last - first)
+    offsets = _offsets(array)
+    return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
 # Varints ------------------------------------------------------------------------------------------------------------
@@ -181,7 +186,7 @@ def partitions_by_key(keys: pa.Array, partitions: int) -> np.ndarray[Any, Any]:
     import pyarrow as pa
 
     array = keys.cast(pa.binary())
-    offsets: Any = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    offsets = _offsets(array)
     data: Any = np.frombuffer(array.buffers()[2] or b"", np.uint8)
     sizes = np.diff(offsets)
     hashes = np.empty(len(array), np.uint32)
