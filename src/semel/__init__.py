@@ -2,7 +2,7 @@
 
 from semel.errors import SemelError
 from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
-from semel.sinks import Files, Kafka, Memory, Postgres, Sink, Sqlite
+from semel.sinks import Files, Kafka, Memory, MySql, Postgres, Sink, Sqlite
 from semel.sinks.files import committed_files, read_committed
 from semel.sources import read_kafka
 
@@ -10,6 +10,7 @@ __all__ = [
     "Files",
     "Kafka",
     "Memory",
+    "MySql",
     "Pipeline",
     "Postgres",
     "SemelError",

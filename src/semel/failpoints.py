@@ -43,6 +43,8 @@ FAILPOINTS = {
     "kafka.committed": "the broker ended a transaction, the coordinator does not know yet",
     "postgres.moved": "rows and ledger row are in the driver's open transaction",
     "postgres.committed": "PostgreSQL has committed, the coordinator does not know yet",
+    "mysql.moved": "rows and ledger row are in the driver's open transaction",
+    "mysql.committed": "MySQL has committed, the coordinator does not know yet",
     "batch.committed": "every sink has committed, Spark has not written commits/N",
 }
 

@@ -9,7 +9,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from semel.dev.database import DatabaseServer
 from semel.dev.kafka import kafka
+from semel.dev.mariadb import mariadb
 from semel.dev.postgres import postgres
 from tests.chaos.lives import Chaos, Server
 from tests.chaos.plan import plan_faults
@@ -23,7 +25,10 @@ DEFAULT = Wanted(seed=0, rows=1_000_000, kills=40, rows_per_batch=8_000)
 def run(folder: Path, wanted: Wanted, say: Say) -> Result:
     with ExitStack() as stack:
         cluster = stack.enter_context(kafka(folder / "kafka", quick=True, say=say))
-        databases = {"Postgres": stack.enter_context(postgres(folder / "postgres", say=say))}
+        databases: dict[str, DatabaseServer] = {
+            "Postgres": stack.enter_context(postgres(folder / "postgres", say=say)),
+            "MySql": stack.enter_context(mariadb(folder / "mariadb", say=say)),
+        }
         stores = {kind: server.url for kind, server in databases.items()}
         setup = Setup(
             str(folder / "game"), servers=cluster.bootstrap, rows_per_batch=wanted.rows_per_batch, stores=stores

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.contract.harness import OWN_HARNESSES, Harness
+from tests.contract.mysql_harness import MYSQL_HARNESSES
 from tests.contract.sql_harness import SQL_HARNESSES
 
 #: One for each sink, and where a sink has modes one for each of them.
-HARNESSES: dict[str, type[Harness]] = {**OWN_HARNESSES, **SQL_HARNESSES}
+HARNESSES: dict[str, type[Harness]] = {**OWN_HARNESSES, **SQL_HARNESSES, **MYSQL_HARNESSES}
 
 SURVIVORS = [kind for kind, harness in HARNESSES.items() if harness.survives_the_process]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from semel.dev.database import DatabaseServer
 from semel.dev.kafka import KafkaCluster
 from tests.e2e.archive import use_class_archive
 from tests.e2e.child import Setup
@@ -62,7 +63,10 @@ def make_kafka_game(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[
 def make_stores_game(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., StoresGame]]:
     """A game from a topic to a topic and a table in each database; the servers are the shared ones."""
     games: list[StoresGame] = []
-    servers = {"Postgres": request.getfixturevalue("postgres_server")}
+    servers: dict[str, DatabaseServer] = {
+        "Postgres": request.getfixturevalue("postgres_server"),
+        "MySql": request.getfixturevalue("mariadb_server"),
+    }
     cluster: KafkaCluster = request.getfixturevalue("kafka_cluster")
 
     def make(batches: int = 6, **setup: Any) -> StoresGame:

@@ -97,7 +97,8 @@ def _connector(kind: str, url: str) -> Any:
 CREATE_TABLE = "CREATE TABLE {table} (id bigint, part bigint, place bigint, task bigint)"
 CREATE_INDEX = "CREATE INDEX i_{table} ON {table} (part, place)"
 #: What such a pipeline passes.
-POINTS = tuple(p for p in FAILPOINTS if p.split(".")[0] in ("startup", "batch", "log", "task", "kafka", "postgres"))
+KINDS = ("startup", "batch", "log", "task", "kafka", "postgres", "mysql")
+POINTS = tuple(p for p in FAILPOINTS if p.split(".")[0] in KINDS)
 #: What lists staging tables with their comments, and prepared transactions.
 LEFTOVERS = {
     "Postgres": (

@@ -16,6 +16,7 @@ ORDER = (
     "task.prepared",
     "batch.staged",
     "postgres.moved",
+    "mysql.moved",
     "startup.claimed",
     "startup.closed",
     "batch.prepared",
@@ -25,6 +26,7 @@ ORDER = (
     "startup.committed",
     "kafka.committed",
     "postgres.committed",
+    "mysql.committed",
     "batch.committed",
 )
 NTH = {"log.written": 5, "kafka.committed": 3} | dict.fromkeys((p for p in ORDER if p.startswith("startup.")), 1)

@@ -4,7 +4,8 @@ from semel.sinks.base import Sink
 from semel.sinks.files import Files
 from semel.sinks.kafka import Kafka
 from semel.sinks.memory import Memory
+from semel.sinks.mysql import MySql
 from semel.sinks.postgres import Postgres
 from semel.sinks.sqlite import Sqlite
 
-__all__ = ["Files", "Kafka", "Memory", "Postgres", "Sink", "Sqlite"]
+__all__ = ["Files", "Kafka", "Memory", "MySql", "Postgres", "Sink", "Sqlite"]

@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
-#: One Arrow array of bytes holds 2 GiB; what is larger is encoded in parts.
-BYTES_MAX = 256 * 1024 * 1024
+#: What is larger is encoded in parts: one Arrow array of bytes holds 2 GiB, and a bit may become five bytes.
+BYTES_MAX = 32 * 1024 * 1024
 
 #: PostgreSQL counts days and microseconds from the year 2000.
 _DAYS_TO_2000 = 10_957
 _MICROSECONDS_TO_2000 = 946_684_800_000_000
 _NUMERIC_BASE_DIGITS = 4
+_NUMERIC_BASE = 10**_NUMERIC_BASE_DIGITS
 _NUMERIC_NEGATIVE = 0x4000
 _INT64_DIGITS = 18
+_UUID_DIGITS = "([0-9a-fA-F]{4}-?){7}[0-9a-fA-F]{4}"
+UUID = rf"^(\{{{_UUID_DIGITS}\}}|{_UUID_DIGITS})$"
 
 
 class Unfit(ValueError):
@@ -52,9 +55,19 @@ def encode_rows(batch: pa.RecordBatch, encoders: Sequence[Encode]) -> list[pa.Bu
     if batch.nbytes > BYTES_MAX and batch.num_rows > 1:
         half = batch.num_rows // 2
         return encode_rows(batch.slice(0, half), encoders) + encode_rows(batch.slice(half), encoders)
-    columns = [encode(array) for encode, array in zip(encoders, batch.columns, strict=True)]
+    named = zip(batch.schema.names, encoders, batch.columns, strict=True)
+    columns = [_encoded(name, encode, array) for name, encode, array in named]
     count = _repeated(len(columns), ">i2", batch.num_rows)
     return [_data(_joined(columns, batch.num_rows, [count]))]
+
+
+def _encoded(name: str, encode: Encode, array: pa.Array) -> Encoded:
+    import pyarrow as pa
+
+    try:
+        return encode(array)
+    except (pa.ArrowInvalid, Unfit) as error:
+        raise Unfit(f"column {name}: {error}") from None
 
 
 def _joined(columns: Sequence[Encoded], rows: int, before: Sequence[Matrix] = ()) -> pa.Array:
@@ -156,10 +169,11 @@ def numbers(arrow: Any, binary: str, less: int = 0) -> Encode:
         values = array.cast(arrow)
         if pa.types.is_temporal(arrow):
             values = values.cast(pa.int32() if arrow.bit_width == 32 else pa.int64())
-        plain = values.fill_null(0) if absent is not None else values
-        written = (
-            plain.to_numpy(zero_copy_only=False) - less if less else plain.to_numpy(zero_copy_only=False)
-        ).astype(binary)
+        plain = (values.fill_null(0) if absent is not None else values).to_numpy(zero_copy_only=False)
+        # Beyond the lowest number it would go on with the highest, and the lowest itself means -infinity.
+        if less and plain.min() <= np.iinfo(plain.dtype).min + less:
+            raise Unfit("a date or time is earlier than PostgreSQL knows")
+        written = (plain - less if less else plain).astype(binary)
         return Fixed(written.view(np.uint8).reshape(len(array), -1), absent)
 
     return encode
@@ -204,16 +218,17 @@ def jsonb(array: pa.Array) -> pa.Array:
 
 
 def uuids(array: pa.Array) -> Fixed:
-    """Text with or without hyphens, in lower or upper case."""
+    """Text as PostgreSQL takes it: with or without hyphens and braces, in lower or upper case."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     absent = _absent(array)
-    plain = pc.replace_substring(array.cast(pa.string()).fill_null("0" * 32), "-", "")
-    if not pc.all(pc.match_substring_regex(plain, "^[0-9a-fA-F]{32}$")).as_py():
-        wrong = plain.filter(pc.invert(pc.match_substring_regex(plain, "^[0-9a-fA-F]{32}$")))[0].as_py()
-        raise Unfit(f"{wrong!r} is not a UUID")
+    given = array.cast(pa.string()).fill_null("0" * 32)
+    wrong = given.filter(pc.invert(pc.match_substring_regex(given, UUID)))
+    if len(wrong):
+        raise Unfit(f"{wrong[0].as_py()[:40]!r} is not a UUID")
+    plain = pc.replace_substring_regex(given, "[-{}]", "")
     digits = np.frombuffer(_data(plain.cast(pa.binary())), np.uint8).reshape(-1, 32)
     # The letters a to f follow the digits with a gap, in lower case 32 further on.
     halves = np.where(digits <= ord("9"), digits - ord("0"), (digits | 0x20) - ord("a") + 10)
@@ -225,7 +240,8 @@ def numerics(scale: int, precision: int) -> Encode:
     fraction = -(-scale // _NUMERIC_BASE_DIGITS)
     whole = -(-max(precision - scale, 1) // _NUMERIC_BASE_DIGITS)
     groups = fraction + whole
-    shift = 10 ** (fraction * _NUMERIC_BASE_DIGITS - scale)
+    # The last group may be filled in part.
+    last = 10 ** (scale - (fraction - 1) * _NUMERIC_BASE_DIGITS) if fraction else _NUMERIC_BASE
 
     def encode(array: pa.Array) -> Fixed:
         import numpy as np
@@ -234,12 +250,11 @@ def numerics(scale: int, precision: int) -> Encode:
         unscaled = _unscaled(array, precision, scale, absent)
         negative = unscaled < 0
         left = np.abs(unscaled)
-        # Shifted by up to three digits it may need more than 64 bits.
-        left = left * shift if precision + 3 <= _INT64_DIGITS else left.astype(object) * shift
         digits = np.zeros((len(array), groups), ">i2")
         for place in reversed(range(groups)):
-            digits[:, place] = (left % 10_000).astype(np.int64)
-            left = left // 10_000
+            base = last if place == groups - 1 else _NUMERIC_BASE
+            digits[:, place] = (left % base).astype(np.int64) * (_NUMERIC_BASE // base)
+            left = left // base
         head = np.empty((len(array), 4), ">u2")
         head[:, 0], head[:, 1], head[:, 3] = groups, whole - 1, scale
         head[:, 2] = np.where(negative.astype(bool), _NUMERIC_NEGATIVE, 0)

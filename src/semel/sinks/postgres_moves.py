@@ -16,27 +16,37 @@ if TYPE_CHECKING:
     from semel.sinks.postgres import Postgres
 
 Statement = tuple[str, dict[str, str]]
+#: Three thousand years. PostgreSQL knows no moment much earlier than that before today.
+RETENTION_S_MAX = 1e11
 
 
 def move(sink: Postgres, run: Run, stages: Sequence[str]) -> int:
     """Move the rows of these tables, given by their quoted names, in their order. Returns how many were staged."""
-    staged = 0
+    for stage in stages:
+        if not exists(run, stage):
+            raise StagedGone(f"table {stage}")
     version = _next_version(sink, run) if sink.mode == VERSIONS else 0
     if sink.mode == DEDUP:
         _forget_old_ids(sink, run)
-    for stage in stages:
-        if run("SELECT to_regclass(%s)", (stage,))[0][0] is None:
-            raise StagedGone(f"table {stage}")
-        names = [row[0] for row in run(NAMES_OF_COLUMNS, (stage,))]
-        if sink.mode in (UPSERT, VERSIONS):
-            staged += _upsert(sink, run, stage, names, version)
-        elif sink.mode == DEDUP:
-            staged += _dedup(sink, run, stage, names)
-        else:
-            staged += _changed(
-                run, "INSERT INTO {target} ({names}) SELECT {names} FROM {stage}", **_names(sink, stage, names)
-            )
+    staged = sum(move_one(sink, run, stage, version) for stage in stages)
+    # What a deferred constraint refuses must be refused now: after the decision it would be too late.
+    run("SET CONSTRAINTS ALL IMMEDIATE")
     return staged
+
+
+def move_one(sink: Postgres, run: Run, stage: str, version: int = 0) -> int:
+    """Move the rows of one table, which is there. Returns how many were staged."""
+    names = [row[0] for row in run(NAMES_OF_COLUMNS, (stage,))]
+    if sink.mode in (UPSERT, VERSIONS):
+        return _upsert(sink, run, stage, names, version)
+    if sink.mode == DEDUP:
+        return _dedup(sink, run, stage, names)
+    return _changed(run, "INSERT INTO {target} ({names}) SELECT {names} FROM {stage}", **_names(sink, stage, names))
+
+
+def exists(run: Run, name: str) -> bool:
+    """Whether there is a table or view of this quoted name."""
+    return run("SELECT to_regclass(%s)", (name,))[0][0] is not None
 
 
 NAMES_OF_COLUMNS = """
@@ -71,7 +81,9 @@ def _upsert(sink: Postgres, run: Run, stage: str, names: Sequence[str], version:
     order = f"{quote(sink.order_by)} DESC NULLS LAST, " if sink.order_by else ""
     others = [name for name in names if name not in sink.key]
     updates = ", ".join(f"{quote(n)} = excluded.{quote(n)}" for n in others)
-    newer = f" WHERE t.{quote(sink.order_by)} <= excluded.{quote(sink.order_by)}" if sink.order_by else ""
+    # A row that does not say when it was made is older than all that do.
+    by = quote(sink.order_by)
+    newer = f" WHERE t.{by} <= excluded.{by} OR t.{by} IS NULL" if sink.order_by else ""
     versioned = sink.mode == VERSIONS
     run(
         "INSERT INTO {target} AS t ({names}{column}) "
@@ -91,17 +103,22 @@ def _upsert(sink: Postgres, run: Run, stage: str, names: Sequence[str], version:
 
 def _next_version(sink: Postgres, run: Run) -> int:
     """Versions grow in the order of commits: who asks for the next one waits for whoever has asked before."""
-    run(
-        "CREATE TABLE IF NOT EXISTS {versions} (target text PRIMARY KEY, version bigint NOT NULL)",
-        versions=sink.place.named("semel_versions"),
-    )
-    found = run(
-        "INSERT INTO {versions} AS v VALUES (%s, 1) ON CONFLICT (target) DO UPDATE SET version = v.version + 1 "
-        "RETURNING version",
-        (sink.table,),
-        versions=sink.place.named("semel_versions"),
-    )
+    names = {"versions": _versions(sink), "target": sink.target, "version": quote(VERSION_COLUMN)}
+    following = "UPDATE {versions} SET version = version + 1 WHERE target = %s RETURNING version"
+    found = run(following, (sink.table,), **names)
+    if not found:
+        # The table may hold versions from before it had a row here.
+        run(
+            "INSERT INTO {versions} SELECT %s, coalesce(max({version}), 0) FROM {target} ON CONFLICT DO NOTHING",
+            (sink.table,),
+            **names,
+        )
+        found = run(following, (sink.table,), **names)
     return int(found[0][0])
+
+
+def _versions(sink: Postgres) -> str:
+    return sink.place.named("semel_versions")
 
 
 def _drop_old_versions(sink: Postgres, run: Run, stage: str) -> None:
@@ -125,10 +142,11 @@ def _drop_old_versions(sink: Postgres, run: Run, stage: str) -> None:
 
 
 def seen_table(sink: Postgres) -> str:
-    """Where the ids of one target are remembered."""
+    """Where the ids of one target are remembered. With another key they are other ids."""
     import hashlib
 
-    return f"semel_seen_{hashlib.sha256(sink.table.encode()).hexdigest()[:16]}"
+    of = "\0".join([sink.table, *sink.key])
+    return sink.place.named(f"semel_seen_{hashlib.sha256(of.encode()).hexdigest()[:16]}")
 
 
 def _dedup(sink: Postgres, run: Run, stage: str, names: Sequence[str]) -> int:
@@ -138,40 +156,65 @@ def _dedup(sink: Postgres, run: Run, stage: str, names: Sequence[str]) -> int:
         "RETURNING {key}) INSERT INTO {target} ({names}) SELECT DISTINCT ON ({key}) {names} FROM {stage} "
         "WHERE ({key}) IN (SELECT {key} FROM fresh) ORDER BY {key}, ctid",
         **_names(sink, stage, names),
-        seen=sink.place.named(seen_table(sink)),
+        seen=seen_table(sink),
     )
     return _count(run, stage)
 
 
 def _forget_old_ids(sink: Postgres, run: Run) -> None:
-    seen = sink.place.named(seen_table(sink))
-    if run("SELECT to_regclass(%s)", (seen,))[0][0] is None:
-        named = {"seen": seen, "target": sink.target, "key": _list(sink.key)}
-        run("CREATE TABLE {seen} AS SELECT {key} FROM {target} WITH NO DATA", **named)
-        run("ALTER TABLE {seen} ADD seen_at timestamptz NOT NULL DEFAULT now(), ADD PRIMARY KEY ({key})", **named)
-        run("CREATE INDEX ON {seen} (seen_at)", **named)
-        run("COMMENT ON TABLE {seen} IS 'ids that semel has written lately'", **named)
-    run("DELETE FROM {seen} WHERE seen_at < now() - %s * interval '1 second'", (sink.retention_s,), seen=seen)
+    run(
+        "DELETE FROM {seen} WHERE semel_seen_at < now() - %s * interval '1 second'",
+        (min(sink.retention_s, RETENTION_S_MAX),),
+        seen=seen_table(sink),
+    )
 
 
-# A table that does not exist yet ------------------------------------------------------------------------------------
+# What does not exist yet --------------------------------------------------------------------------------------------
 
 
-def create_statements(sink: Postgres, schema: pa.Schema) -> Iterator[Statement]:
+def set_up(sink: Postgres, run: Run, schema: pa.Schema) -> None:
+    """Create what is missing. The caller sees to it that nobody else does the same at the same time."""
+    for name, statements in _needed(sink, schema):
+        if not exists(run, name):
+            for statement, names in statements:
+                run(statement, **names)
+
+
+def is_set_up(sink: Postgres, run: Run, schema: pa.Schema) -> bool:
+    return all(exists(run, name) for name, _ in _needed(sink, schema))
+
+
+def _needed(sink: Postgres, schema: pa.Schema) -> Iterator[tuple[str, list[Statement]]]:
+    """What rows of this schema need beside staging tables: its quoted name, and how it is made."""
+    names = {"target": sink.target, "key": _list(sink.key), "version": quote(VERSION_COLUMN)}
+    if sink.create:
+        yield sink.target, [_target(sink, schema)]
+    if sink.create and sink.mode == VERSIONS:
+        view = sink.place.named(sink.view)
+        latest = "CREATE VIEW {view} AS SELECT DISTINCT ON ({key}) * FROM {target} ORDER BY {key}, {version} DESC"
+        yield view, [(latest, {**names, "view": view})]
+    if sink.mode == VERSIONS:
+        numbers = "CREATE TABLE {versions} (target text PRIMARY KEY, version bigint NOT NULL)"
+        yield _versions(sink), [(numbers, {"versions": _versions(sink)})]
+    if sink.mode == DEDUP:
+        seen = {**names, "seen": seen_table(sink)}
+        yield (
+            seen_table(sink),
+            [
+                ("CREATE TABLE {seen} AS SELECT {key} FROM {target} WITH NO DATA", seen),
+                ("ALTER TABLE {seen} ADD semel_seen_at timestamptz NOT NULL DEFAULT now()", seen),
+                ("ALTER TABLE {seen} ADD PRIMARY KEY ({key})", seen),
+                ("CREATE INDEX ON {seen} (semel_seen_at)", seen),
+                ("COMMENT ON TABLE {seen} IS 'ids that semel has written lately'", seen),
+            ],
+        )
+
+
+def _target(sink: Postgres, schema: pa.Schema) -> Statement:
     required = set(sink.key)
     columns = [f"{quote(f.name)} {sql_type(f.type)}{' NOT NULL' * (f.name in required)}" for f in schema]
     if sink.mode == VERSIONS:
         columns.append(f"{quote(VERSION_COLUMN)} bigint NOT NULL")
     if sink.mode in (UPSERT, VERSIONS):
         columns.append(f"PRIMARY KEY ({_list([*sink.key, *([VERSION_COLUMN] * (sink.mode == VERSIONS))])})")
-    yield "CREATE TABLE {target} ({columns})", {"target": sink.target, "columns": ", ".join(columns)}
-    if sink.mode == VERSIONS:
-        yield (
-            "CREATE VIEW {view} AS SELECT DISTINCT ON ({key}) * FROM {target} ORDER BY {key}, {version} DESC",
-            {
-                "view": sink.place.named(f"{sink.table}_latest"),
-                "target": sink.target,
-                "key": _list(sink.key),
-                "version": quote(VERSION_COLUMN),
-            },
-        )
+    return "CREATE TABLE {target} ({columns})", {"target": sink.target, "columns": ", ".join(columns)}

@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
@@ -24,7 +24,14 @@ CREATE_LOCK = 7_361_019_244_530_017
 SESSION_END_S_MAX = 10.0
 SESSION_END_PAUSE_S = 0.02
 #: What the server says when a login can never succeed: class 28, and a database that does not exist.
-LOGIN_REFUSED = re.compile(r"authentication failed|no pg_hba.conf entry|(role|database) \"[^\"]*\" does not exist")
+LOGIN_REFUSED = re.compile(
+    r"authentication failed|no pg_hba.conf entry|no password supplied|(role|database) \"[^\"]*\" does not exist"
+    r"|is not permitted to log in|permission denied for database"
+)
+#: Seven weeks and a bit: PostgreSQL counts milliseconds in 31 bits.
+MILLISECONDS_MAX = 2**31 - 1
+#: Rows that wait for the driver, or for Spark to compute the next ones, are neither idle nor slow.
+UNLIMITED = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout", "transaction_timeout"]
 
 LEDGER = """
 CREATE TABLE IF NOT EXISTS {ledger} (
@@ -39,14 +46,22 @@ CREATE TABLE IF NOT EXISTS {fence} (
     PRIMARY KEY (pipeline, sink)
 )
 """
+#: A domain is as good as the type below it, and may be a domain itself. Of numeric(p, s) the lower bits are the scale.
 COLUMNS = """
+WITH RECURSIVE below (attnum, type, typmod, required) AS (
+    SELECT attnum, atttypid, atttypmod, attnotnull FROM pg_attribute
+    WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT attnum, d.typbasetype, d.typtypmod, required OR d.typnotnull AND d.typdefault IS NULL
+    FROM below JOIN pg_type d ON d.oid = type AND d.typtype = 'd'
+)
 SELECT a.attname, t.typname, t.typtype::text, coalesce(e.typname, ''), t.typelem,
-       a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' OR a.attidentity = 'a'
-FROM pg_attribute a
-JOIN pg_type given ON given.oid = a.atttypid
-JOIN pg_type t ON t.oid = coalesce(nullif(given.typbasetype, 0), given.oid)
+       required AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' OR a.attidentity = 'a',
+       format_type(a.atttypid, a.atttypmod), coalesce(e.typtype::text, 'b'),
+       CASE WHEN 'numeric' IN (t.typname, e.typname) AND typmod >= 4 THEN ((typmod - 4) & 2047 # 1024) - 1024 END
+FROM below JOIN pg_attribute a ON a.attrelid = to_regclass(%(table)s) AND a.attnum = below.attnum
+JOIN pg_type t ON t.oid = type AND t.typtype <> 'd'
 LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
-WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
 
@@ -55,7 +70,7 @@ ORDER BY a.attnum
 class Place:
     """A database, a schema in it, and how long to wait for either."""
 
-    url: str
+    url: str = field(repr=False)
     schema: str
     timeout_s: float
 
@@ -67,25 +82,31 @@ class Place:
         return {"ledger": self.named("semel_ledger"), "fence": self.named("semel_fence")}
 
     def connect(self, application: str) -> psycopg.Connection[Any]:
-        """A connection in autocommit, whose open transaction nobody ends for being idle."""
+        """A connection in autocommit, whose open transaction nobody ends for being idle or long."""
         client = psycopg_()
-        milliseconds = str(int(self.timeout_s * 1000))
+        # Zero would mean to wait forever.
+        milliseconds = str(int(min(max(self.timeout_s * 1000, 1), MILLISECONDS_MAX)))
+        seconds = max(2, int(milliseconds) // 1000)
         try:
             connection: psycopg.Connection[Any] = client.connect(
                 self.url,
                 autocommit=True,
                 prepare_threshold=None,
                 application_name=application,
-                connect_timeout=max(2, int(self.timeout_s)),
+                connect_timeout=seconds,
+                # A machine that vanished is noticed after about that time, too.
                 tcp_user_timeout=milliseconds,
+                keepalives_idle=max(1, seconds // 2),
+                keepalives_interval=max(1, seconds // 6),
+                keepalives_count=3,
             )
             connection.execute(
-                "SELECT set_config('idle_in_transaction_session_timeout', '0', false), "
-                "set_config('lock_timeout', %s, false), set_config('client_encoding', 'UTF8', false), "
+                "SELECT set_config('lock_timeout', %s, false), set_config('client_encoding', 'UTF8', false), "
                 # What is committed must survive a crash, whatever is the habit of this user or database.
                 "CASE WHEN current_setting('synchronous_commit') = 'off' "
-                "THEN set_config('synchronous_commit', 'on', false) END",
-                (milliseconds,),
+                "THEN set_config('synchronous_commit', 'on', false) END, "
+                "(SELECT count(set_config(name, '0', false)) FROM pg_settings WHERE name = ANY (%s))",
+                (milliseconds, UNLIMITED),
             )
         except client.OperationalError as error:
             text = one_line(error)
@@ -98,7 +119,18 @@ class Place:
         return connection
 
 
-URL_REMEDY = "Write it as postgresql://user:password@host:5432/database, or as `host=... dbname=...`."
+URL_REMEDY = (
+    "Write it as postgresql://user:password@host:5432/database, with %40 for @ and %2F for / in a password, "
+    "or as `host=... dbname=...`."
+)
+
+
+def refuse_torn_url(url: str) -> None:
+    """Refuse a url whose password has a bare @ or /: part of it would be taken for a host, and be shown."""
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    if scheme in ("postgresql", "postgres") and (authority.count("@") > 1 or "@" in path.partition("?")[0]):
+        raise ConfigError("The url of a Postgres sink cannot be read.", remedy=URL_REMEDY)
 
 
 def execute(
@@ -113,7 +145,7 @@ def execute(
 
 def columns_of(connection: psycopg.Connection[Any], table: str) -> list[Column]:
     """The columns of a table, given by its quoted name; none when it does not exist."""
-    return [Column(*row) for row in execute(connection, COLUMNS, (table,))]
+    return [Column(*row) for row in connection.execute(COLUMNS, {"table": table}).fetchall()]
 
 
 def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
@@ -196,7 +228,8 @@ class PostgresStore(Store):
             "AND usename = current_user AND starts_with(application_name, %s)",
             (prefix,),
         )
-        return [pid for pid, name in found if int(name.removeprefix(prefix) or 0) < self.context.incarnation]
+        numbered = [(pid, name.removeprefix(prefix)) for pid, name in found]
+        return [pid for pid, number in numbered if number.isdigit() and int(number) < self.context.incarnation]
 
     def create_bookkeeping(self) -> None:
         if self.has_bookkeeping():
@@ -233,5 +266,5 @@ def one_line(error: Any) -> str:
     """What the server said: the message, the detail that names the key, and where in a COPY it was."""
     said = getattr(error, "diag", None)
     lines = [said.message_primary, said.message_detail, said.context] if said and said.message_primary else []
-    text = "; ".join(line.strip().splitlines()[0].rstrip(".") for line in lines if line)
+    text = "; ".join(line.strip().splitlines()[0].rstrip(".") for line in lines if line and line.strip())
     return text or " ".join(str(error).split()).rstrip(".")

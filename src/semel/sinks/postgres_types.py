@@ -31,10 +31,17 @@ class Column:
     required: bool = False
     #: The server computes it.
     generated: bool = False
+    #: The type as a person writes it.
+    shown: str = ""
+    element_kind: str = "b"
+    #: Of a decimal, the digits behind the point that the column keeps; None where it keeps all.
+    scale: int | None = None
 
 
 def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
     """What keeps rows of this schema out of a table of these columns."""
+    if not schema.names:
+        return ["the rows have no columns"]
     known = {column.name: column for column in columns}
     problems = [f"no column {name}" for name in schema.names if name not in known]
     for field in schema:
@@ -42,7 +49,7 @@ def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
         if column is not None and column.generated:
             problems.append(f"column {field.name} is computed by the server")
         elif column is not None and encoder(field.type, column) is None:
-            problems.append(f"column {field.name} is {column.type}, the rows have {field.type}")
+            problems.append(f"column {field.name} is {column.shown or column.type}, the rows have {field.type}")
     return problems + [
         f"column {c.name} is required and the rows do not have it"
         for c in columns
@@ -56,14 +63,18 @@ def encoder(arrow: Any, column: Column) -> copy.Encode | None:
 
     t = pa.types
     if t.is_list(arrow):
-        element = encoder(arrow.value_type, Column("", column.element)) if column.element else None
+        of = Column("", column.element, column.element_kind, scale=column.scale)
+        element = encoder(arrow.value_type, of) if column.element else None
         return copy.arrays(element, column.element_oid) if element else None
     if t.is_integer(arrow):
         return _integer(column.type)
     if t.is_floating(arrow):
         return _float(arrow, column.type)
-    if t.is_string(arrow) or t.is_large_string(arrow):
+    if _is_text(arrow):
         return _text(column)
+    # The server would round without a word.
+    if t.is_decimal(arrow) and not 0 <= arrow.scale <= (arrow.scale if column.scale is None else column.scale):
+        return None
     return _plain(arrow).get(column.type)
 
 
@@ -106,6 +117,12 @@ def _text(column: Column) -> copy.Encode | None:
     return {"jsonb": copy.jsonb, "uuid": copy.uuids}.get(column.type)
 
 
+def _is_text(arrow: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow))
+
+
 def _is_bytes(arrow: Any) -> bool:
     import pyarrow as pa
 
@@ -121,12 +138,12 @@ def sql_type(arrow: Any) -> str | None:
         element = sql_type(arrow.value_type)
         return f"{element}[]" if element and not element.endswith("]") else None
     if t.is_decimal(arrow):
-        return f"numeric({arrow.precision},{arrow.scale})"
+        return f"numeric({arrow.precision},{arrow.scale})" if arrow.scale >= 0 else None
     if t.is_timestamp(arrow):
         return "timestamp" if arrow.tz is None else "timestamptz"
     if t.is_integer(arrow):
         return "smallint" if arrow.bit_width <= 16 else "integer" if arrow.bit_width == 32 else "bigint"
     if t.is_floating(arrow):
         return "real" if arrow.bit_width == 32 else "double precision"
-    plain = {"boolean": t.is_boolean, "date": t.is_date, "bytea": _is_bytes, "text": t.is_string}
+    plain = {"boolean": t.is_boolean, "date": t.is_date, "bytea": _is_bytes, "text": _is_text}
     return next((name for name, fits in plain.items() if fits(arrow)), None)

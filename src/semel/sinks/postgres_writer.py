@@ -9,17 +9,18 @@ from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
 from semel.sinks.postgres_copy import HEADER, TRAILER, Encode, Unfit, encode_rows
+from semel.sinks.postgres_moves import is_set_up, set_up
 from semel.sinks.postgres_store import (
     CREATE_LOCK,
     application_name,
     columns_of,
     execute,
     literal,
-    psycopg_,
     quote,
     stage_table,
 )
 from semel.sinks.postgres_types import encoder
+from semel.sinks.sql import Run
 from semel.sinks.sql_participant import write_mark
 
 if TYPE_CHECKING:
@@ -45,12 +46,23 @@ class PostgresWriter(Writer):
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
+        self._refuse_nulls_in_the_key(batch)
         with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
             if self._copy is None:
                 self._begin(batch.schema)
             for rows in self._encoded(batch):
                 self._copy.write(memoryview(rows))
         self.rows += batch.num_rows
+
+    def _refuse_nulls_in_the_key(self, batch: pa.RecordBatch) -> None:
+        """A null is equal to nothing: such rows could be neither replaced nor found again."""
+        without = [name for name in self.sink.key if batch.column(name).null_count]
+        if without:
+            raise BatchFailed(
+                f"{self.sink.describe()}: rows of task {self.branch.task} have null in column {', '.join(without)}, "
+                "which is part of the key.",
+                remedy="Give every row a key, or leave such rows out with where='... IS NOT NULL'.",
+            )
 
     def _encoded(self, batch: pa.RecordBatch) -> list[pa.Buffer]:
         import pyarrow as pa
@@ -64,10 +76,10 @@ class PostgresWriter(Writer):
         attempt, place = self.branch.attempt, self.sink.place
         connection = place.connect(application_name(attempt.pipeline, attempt.incarnation))
         self._connection = connection
-        if self.sink.create:
+        if not is_set_up(self.sink, self._run, schema):
             self._run("BEGIN")
             self._run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
-            self.sink.create_target(self._run, schema)
+            set_up(self.sink, self._run, schema)
             self._run("COMMIT")
         columns = {c.name: c for c in columns_of(connection, self.sink.target)}
         problems = self.sink.mismatches(schema, list(columns.values()))
@@ -77,19 +89,10 @@ class PostgresWriter(Writer):
         drop_branch(connection, self.sink, self.branch)
         self._run("BEGIN")
         names = ", ".join(map(quote, schema.names))
-        into = self.sink.target if self.sink.is_native else self._create_stage(names)
+        into = self.sink.target if self.sink.is_native else create_stage(self.sink, self._run, self.branch, names)
         self._copying = connection.cursor().copy(f"COPY {into} ({names}) FROM STDIN (FORMAT binary)")
         self._copy = self._copying.__enter__()
         self._copy.write(HEADER)
-
-    def _create_stage(self, names: str) -> str:
-        stage = self.sink.place.named(stage_table(str(self.branch)))
-        target = self.sink.target
-        self._run(
-            "CREATE TABLE {stage} AS SELECT {names} FROM {target} WITH NO DATA", stage=stage, names=names, target=target
-        )
-        self._run("COMMENT ON TABLE {stage} IS {branch}", stage=stage, branch=literal(self.branch))
-        return stage
 
     def prepare(self) -> StagedPart:
         if self._connection is None:
@@ -112,18 +115,20 @@ class PostgresWriter(Writer):
             self._run("COMMIT")
             return {}
         write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows)
-        try:
-            self._run("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
-        except psycopg_().errors.OutOfMemory as error:
-            raise self.sink.too_few_prepared(str(error.diag.message_hint or "")) from None
+        self._run("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
         return {"prepared": True}
 
     def abort(self) -> None:
         """A transaction ends with its connection; what is staged or prepared already has a name."""
-        connection, self._connection, self._copying = self._connection, None, None
+        connection, self._connection = self._connection, None
+        copying, self._copying = self._copying, None
         if connection is not None:
             with suppress(Exception):  # it is being dropped
                 connection.close()
+        if copying is not None:
+            # With the connection gone it can do no more than complain; left alone, it would do so on stderr.
+            with suppress(Exception):
+                copying.__exit__(None, None, None)
         if self._copy is not None and connection is None:
             with suppress(Exception), self.sink.place.connect("semel") as other:  # the driver sweeps
                 drop_branch(other, self.sink, self.branch)
@@ -133,6 +138,19 @@ class PostgresWriter(Writer):
         if self._connection is None:
             raise RuntimeError("there is no connection")
         return execute(self._connection, sql, values, **self.sink.place.names, **names)
+
+
+def create_stage(sink: Postgres, run: Run, branch: Branch, names: str) -> str:
+    """A table for the rows of one branch, of the same types as the target."""
+    stage = sink.place.named(stage_table(str(branch)))
+    run(
+        "CREATE TABLE {stage} AS SELECT {names} FROM {target} WITH NO DATA",
+        stage=stage,
+        names=names,
+        target=sink.target,
+    )
+    run("COMMENT ON TABLE {stage} IS {branch}", stage=stage, branch=literal(branch))
+    return stage
 
 
 def drop_branch(connection: psycopg.Connection[Any], sink: Postgres, branch: Branch) -> None:

@@ -6,7 +6,8 @@ from semel.sinks.base import Sink
 from semel.sinks.files import Files
 from semel.sinks.kafka import Kafka
 from semel.sinks.memory import Memory
+from semel.sinks.mysql import MySql
 from semel.sinks.postgres import Postgres
 from semel.sinks.sqlite import Sqlite
 
-SINKS: dict[str, type[Sink]] = {sink.kind: sink for sink in (Memory, Sqlite, Files, Kafka, Postgres)}
+SINKS: dict[str, type[Sink]] = {sink.kind: sink for sink in (Memory, Sqlite, Files, Kafka, Postgres, MySql)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from semel.errors import BatchFailed, Fenced
+from semel.errors import BatchFailed, ConfigError, Fenced
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -14,6 +14,8 @@ from semel.sinks.sql import Run, SqlSink
 from semel.sinks.sql_store import Held, StagedGone
 
 LEDGER_BATCHES_KEPT = 1_000
+#: Where tasks write the ledger, the driver prunes it now and then.
+PRUNED_EVERY_BATCHES = 100
 #: The ledger row of a batch that the driver moves as a whole; a task's own has the name of its branch.
 WHOLE = ""
 
@@ -29,7 +31,7 @@ class SqlParticipant(Participant):
 
     def fence(self) -> None:
         us = self.context.pipeline, self.sink.name
-        with self.sink.translated("fence"):
+        with self.sink.translated("did not let us fence", refused=ConfigError):
             self.store.create_bookkeeping()
             self._refuse_if_older(self.store.query)
             self.store.end_older_sessions()
@@ -64,7 +66,8 @@ class SqlParticipant(Participant):
     def _moved_by_the_driver(self, attempt: Attempt, parts: Sequence[StagedPart]) -> Committable:
         stages = [str(p.branch) for p in parts if p.rows]
         committable = committable_for(self.sink.name, attempt, parts, {"stages": stages})
-        with self.store.joined(attempt) as (held, run):
+        name = self._firm_name(attempt, stages)
+        with self.store.joined(attempt, name) as (held, run):
             if self.context.marked and self._marks(run, attempt.batch, WHOLE):
                 return committable
             try:
@@ -73,11 +76,16 @@ class SqlParticipant(Participant):
                 raise self._vanished(attempt, str(error)) from None
             self._moved = {committable.key: held}
             failpoint(f"{self.sink.kind}.moved")
-            if self.sink.firm and self.context.marked:
-                name = _branch(stages[0]) if stages else Branch(attempt, self.sink.name, 0, 0)
+            if name is not None:
                 self.store.leave_prepared(held, name)
                 return replace(committable, payload={**committable.payload, "prepared": str(name)})
         return committable
+
+    def _firm_name(self, attempt: Attempt, stages: Sequence[str]) -> Branch | None:
+        """The name under which the driver's transaction is left prepared, where it is."""
+        if not (self.sink.firm and self.context.marked):
+            return None
+        return _branch(stages[0]) if stages else Branch(attempt, self.sink.name, 0, 0)
 
     def _move(self, run: Run, committable: Committable) -> None:
         """The rows and the ledger row. Whatever a row can do wrong it does here."""
@@ -90,6 +98,8 @@ class SqlParticipant(Participant):
 
     def _prepared_by_tasks(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
         """One for each task: each is committed for itself, so each may be gone for itself."""
+        if self.context.marked and attempt.batch % PRUNED_EVERY_BATCHES == 0:
+            self._prune(self.store.query, attempt.batch)
         waiting = [p for p in parts if p.payload]
         if waiting:
             there = self.store.prepared()
@@ -186,10 +196,14 @@ class SqlParticipant(Participant):
 
     def _mark(self, run: Run, attempt: Attempt, part: str, rows: int) -> None:
         write_mark(run, self.sink.name, attempt, part, rows)
-        run(
-            "DELETE FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch < %s",
-            (self.context.pipeline, self.sink.name, attempt.batch - LEDGER_BATCHES_KEPT),
-        )
+        self._prune(run, attempt.batch)
+
+    def _prune(self, run: Run, batch: int) -> None:
+        old = "FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch < %s"
+        values = self.context.pipeline, self.sink.name, batch - LEDGER_BATCHES_KEPT
+        # MySQL locks the row behind those that it deletes, and must not wait for one that is prepared.
+        if run(f"SELECT 1 {old} LIMIT 1", values):
+            run(f"DELETE {old}", values)
 
     def _marks(self, run: Run, batch: int, part: str | None = None) -> list[str]:
         """The parts of a batch that are visible."""

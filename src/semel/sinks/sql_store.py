@@ -81,9 +81,14 @@ class Store(ABC):
     def run(self, connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
         """Run one statement. In its text {ledger}, {fence} and the names given here stand for quoted identifiers."""
 
+    def begin(self, connection: Any, branch: Branch | None) -> None:  # noqa: ARG002 - most need no name so early
+        """Begin a transaction; with a name, one that `prepare_natively` will prepare under it."""
+        self.run(connection, "BEGIN")
+
     @abstractmethod
     def prepare_natively(self, connection: Any, branch: Branch) -> None:
-        """End the open transaction of a connection so that it is prepared. The connection is usable afterwards."""
+        """End the open transaction of a connection so that it is prepared. The connection is usable afterwards, or
+        broken."""
 
     # Two connections --------------------------------------------------------------------------------------------------
 
@@ -115,12 +120,17 @@ class Store(ABC):
                 raise
 
     @contextmanager
-    def joined(self, attempt: Attempt) -> Iterator[tuple[Held, Callable[..., list[tuple[Any, ...]]]]]:
-        """Work inside the transaction that holds this attempt's prepared rows; it stays open until `commit`."""
+    def joined(
+        self, attempt: Attempt, branch: Branch | None = None
+    ) -> Iterator[tuple[Held, Callable[..., list[tuple[Any, ...]]]]]:
+        """Work inside the transaction that holds this attempt's prepared rows; it stays open until `commit`.
+
+        With a name it is a transaction of its own, to be left prepared under that name.
+        """
         with self.lock:
-            if self._held is None or self._held.attempt != attempt:
+            if self._held is None or self._held.attempt != attempt or branch is not None:
                 self.forget()
-                self._held = self._begin(attempt)
+                self._held = self._begin(attempt, branch)
             held, connection = self._held, self._holder
             try:
                 yield held, partial(self.run, connection)
@@ -128,11 +138,11 @@ class Store(ABC):
                 self.forget()
                 raise
 
-    def _begin(self, attempt: Attempt) -> Held:
+    def _begin(self, attempt: Attempt, branch: Branch | None) -> Held:
         if self._holder is None or self.is_broken(self._holder):
             self._drop(held=True)
             self._holder = self.connect()
-        self.run(self._holder, "BEGIN")
+        self.begin(self._holder, branch)
         return Held(attempt)
 
     def holds(self, held: Held | None) -> bool:

@@ -1,0 +1,260 @@
+"""Rows into a table: by LOAD DATA where the server lets clients send data, else by INSERT with many rows.
+
+The text of LOAD DATA is made from whole Arrow columns without a Python call per row. A LOAD DATA LOCAL turns errors
+into warnings, rows that break a key or a constraint it leaves out ("LOCAL" at
+https://dev.mysql.com/doc/refman/8.4/en/load-data.html), so rows and warnings are counted after each.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import ConfigError, MissingExtra
+from semel.sinks.mysql_types import Encode, Unfit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: How much text one statement carries: enough to be quick, little enough for memory and for the server's patience.
+LOAD_BYTES_MAX = 16 * 1024 * 1024
+INSERT_BYTES_MAX = 4 * 1024 * 1024
+PACKET_BYTES_MAX = 1024 * 1024
+#: One Arrow array of text holds 2 GiB; what is larger is encoded in parts.
+BATCH_BYTES_MAX = 64 * 1024 * 1024
+WARNINGS_SHOWN = 3
+
+#: After these the connection is of no use: killed, shut down, idle for too long.
+CONNECTION_ENDED = frozenset({1053, 1079, 1080, 1152, 1184, 1927, 2006, 2013, 2055, 4031})
+
+#: In this order: what is put in for the others has a backslash.
+ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\0": "\\0"}
+
+
+# The client ---------------------------------------------------------------------------------------------------------
+
+
+def pymysql_() -> Any:
+    try:
+        import pymysql
+        import pymysql.connections
+    except ImportError:
+        raise MissingExtra("The MySql sink needs PyMySQL, which is not installed.", extra="mysql") from None
+    return pymysql
+
+
+@cache
+def connection_type() -> Any:
+    """PyMySQL's connection, but one that never opens a file.
+
+    In LOAD DATA LOCAL it is the server that names the file to send, in answer to any statement: a hostile server could
+    ask for any file of this machine. Ours sends the bytes that were offered for that statement, and nothing else.
+    """
+    client = pymysql_()
+
+    class Result(client.connections.MySQLResult):  # type: ignore[misc, name-defined] # the client has no types
+        def _read_load_local_packet(self, first_packet: Any) -> None:
+            connection = self.connection
+            asked = bytes(first_packet.get_all_data()[1:])
+            name, pieces = connection.take_offer()
+            if asked != name:
+                connection._force_close()
+                raise ConfigError(
+                    f"The MySQL server at {connection.host} asked for a file of this machine that nobody offered: "
+                    f"{asked.decode(errors='replace')!r}. Nothing was sent.",
+                    data_now="nothing of the batch is visible",
+                    remedy="Do not trust this server before you know why it asks.",
+                )
+            for piece in pieces:
+                connection.write_packet(piece)
+            connection.write_packet(b"")
+            self._read_ok_packet(connection._read_packet())
+
+    class Connection(client.connections.Connection):  # type: ignore[misc, name-defined]
+        _offer: tuple[bytes, Sequence[Any]] = (b"", ())
+
+        def offer(self, name: bytes, pieces: Sequence[Any]) -> None:
+            self._offer = (name, pieces)
+
+        def take_offer(self) -> tuple[bytes, Sequence[Any]]:
+            """What may be sent: once."""
+            offer, self._offer = self._offer, (b"", ())
+            return offer
+
+        def _read_query_result(self, unbuffered: bool = False) -> Any:  # noqa: ARG002 - we read all at once
+            self._result = None
+            result = Result(self)
+            try:
+                result.read()
+            except client.Error as error:
+                if error.args and error.args[0] in CONNECTION_ENDED:
+                    self._force_close()
+                raise
+            self._result = result
+            if result.server_status is not None:
+                self.server_status = result.server_status
+            return result.affected_rows
+
+    return Connection
+
+
+def quote(identifier: str) -> str:
+    return "`" + identifier.replace("`", "``") + "`"
+
+
+# The loader ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of the rows: where it goes and how. One that takes no nulls gets none."""
+
+    name: str
+    encode: Encode
+    nullable: bool
+
+
+class Loader:
+    """Loads batches into one table. What `add` keeps back is sent by `flush`."""
+
+    def __init__(
+        self, connection: Any, table: str, fields: Sequence[Field], *, local: bool, packet_bytes_max: int
+    ) -> None:
+        self.connection = connection
+        self.table = table
+        self.fields = fields
+        self.local = local
+        self.packet_bytes_max = packet_bytes_max
+        self._waiting: list[pa.Buffer] = []
+        self._rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for part in _parts(batch):
+            columns = [_encoded(field, array) for field, array in zip(self.fields, part.columns, strict=True)]
+            if self.local:
+                self._waiting.append(_lines(columns, self.fields))
+                self._rows += part.num_rows
+                if sum(len(lines) for lines in self._waiting) >= LOAD_BYTES_MAX:
+                    self.flush()
+            else:
+                self._insert(columns)
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        name = f"semel-{secrets.token_hex(8)}"
+        size = min(PACKET_BYTES_MAX, self.packet_bytes_max)
+        pieces = [memoryview(lines)[at : at + size] for lines in self._waiting for at in range(0, len(lines), size)]
+        rows, self._waiting, self._rows = self._rows, [], 0
+        self.connection.offer(name.encode(), pieces)
+        self._run(self._load_statement(name), rows)
+
+    def _load_statement(self, name: str) -> str:
+        places, values = [], []
+        for number, field in enumerate(self.fields):
+            plain = field.encode.expression == "{}"
+            places.append(quote(field.name) if plain else f"@semel_{number}")
+            if not plain:
+                values.append(f"{quote(field.name)} = {field.encode.expression.format(f'@semel_{number}')}")
+        return (
+            f"LOAD DATA LOCAL INFILE '{name}' INTO TABLE {self.table} CHARACTER SET utf8mb4 "
+            r"FIELDS TERMINATED BY '\t' ENCLOSED BY '' ESCAPED BY '\\' LINES TERMINATED BY '\n' STARTING BY '' "
+            f"({', '.join(places)})" + (f" SET {', '.join(values)}" if values else "")
+        )
+
+    def _insert(self, columns: Sequence[pa.Array]) -> None:
+        """Rows as parameters, as many in a statement as fit a packet."""
+        names = ", ".join(quote(field.name) for field in self.fields)
+        start = f"INSERT INTO {self.table} ({names}) VALUES "  # noqa: S608 - quoted names, no values
+        row = "(" + ", ".join(field.encode.expression.format("%s") for field in self.fields) + ")"
+        room = min(INSERT_BYTES_MAX, self.packet_bytes_max) - len(start.encode()) - 64
+        cursor = self.connection.cursor()
+        chosen: list[str] = []
+        taken = 0
+        for values in zip(*(_listed(column) for column in columns), strict=True):
+            text = cursor.mogrify(row, values)
+            size = len(text.encode()) + 1
+            if chosen and taken + size > room:
+                self._run(start + ",".join(chosen), len(chosen))
+                chosen, taken = [], 0
+            if size + len(start.encode()) > self.packet_bytes_max - 64:
+                raise Unfit(
+                    f"a row needs {size:,} bytes, more than the server takes at once "
+                    f"(max_allowed_packet is {self.packet_bytes_max:,})"
+                )
+            chosen.append(text)
+            taken += size
+        if chosen:
+            self._run(start + ",".join(chosen), len(chosen))
+
+    def _run(self, statement: str, rows: int) -> None:
+        """A row that was left out or changed fails the batch, whatever the server thinks of it."""
+        cursor = self.connection.cursor()
+        cursor.execute(statement)
+        result = self.connection._result
+        taken, warnings = cursor.rowcount, result.warning_count if result is not None else 0
+        if taken == rows and not warnings:
+            return
+        cursor.execute(f"SHOW WARNINGS LIMIT {WARNINGS_SHOWN}")
+        said = "; ".join(dict.fromkeys(str(row[2]) for row in cursor.fetchall()))
+        what = f"{rows - taken} of {rows} rows were left out" if taken != rows else "rows were changed"
+        raise Unfit(f"{what}: {said or 'the server does not say why'}")
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes > BATCH_BYTES_MAX and batch.num_rows > 1:
+        half = batch.num_rows // 2
+        yield from _parts(batch.slice(0, half))
+        yield from _parts(batch.slice(half))
+    else:
+        yield batch
+
+
+def _encoded(field: Field, array: pa.Array) -> pa.Array:
+    import pyarrow as pa
+
+    if array.null_count and not field.nullable:
+        raise Unfit(f"column {field.name}: it takes no nulls")
+    try:
+        return field.encode.text(array)
+    except (pa.ArrowInvalid, Unfit) as error:
+        raise Unfit(f"column {field.name}: {error}") from None
+
+
+def _listed(column: pa.Array) -> list[str | None]:
+    try:
+        listed: list[str | None] = column.to_pylist()
+    except UnicodeDecodeError:
+        raise Unfit("a text is not valid UTF-8") from None
+    return listed
+
+
+def _lines(columns: Sequence[pa.Array], fields: Sequence[Field]) -> pa.Buffer:
+    """Rows as LOAD DATA reads them: fields between tabs, a line each, \\N for null."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = [_escaped(column) if field.encode.free else column for column, field in zip(columns, fields, strict=True)]
+    # A piece in front of each line end takes the nulls out of the last column.
+    texts[-1] = pc.binary_join_element_wise(
+        texts[-1], "", pa.scalar("\n"), null_handling="replace", null_replacement="\\N"
+    )
+    lines = pc.binary_join_element_wise(*texts, pa.scalar("\t"), null_handling="replace", null_replacement="\\N")
+    _, offsets, data = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)
+    return data.slice(int(ends[0]), int(ends[len(lines)] - ends[0]))
+
+
+def _escaped(array: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
+    data = bytes(array.buffers()[2] or b"")
+    # Few texts need it, and to look is quicker than to replace.
+    for plain, escaped in ESCAPES.items():
+        if plain.encode() in data:
+            array = pc.replace_substring(array, plain, escaped)
+    return array

@@ -1,0 +1,251 @@
+"""How staged rows get into the target: one small set of statements for each mode.
+
+A statement that creates something would commit the driver's transaction, so tables are made ahead, by the tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from semel.sinks.mysql_load import quote
+from semel.sinks.mysql_store import ORDER_COLUMN, columns_of, engine_of
+from semel.sinks.mysql_types import sql_type
+from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run
+from semel.sinks.sql_store import StagedGone
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from semel.sinks.mysql import MySql
+
+VERSIONS_TABLE = "semel_versions"
+PLACE_COLUMN = "semel_place"
+MICROSECONDS = 1_000_000
+
+
+def move(sink: MySql, run: Run, stages: Sequence[str]) -> int:
+    """Move the rows of these tables in their order. Returns how many were staged."""
+    columns = {stage: _columns(sink, run, stage) for stage in stages}
+    version = _next_version(sink, run) if sink.mode == VERSIONS else 0
+    if sink.mode == DEDUP:
+        _forget_old_ids(sink, run)
+    return sum(_move_one(sink, run, stage, names, version) for stage, names in columns.items())
+
+
+def _columns(sink: MySql, run: Run, stage: str) -> list[str]:
+    names = [c.name for c in columns_of(run, sink.place, stage) if c.name != ORDER_COLUMN]
+    if not names:
+        raise StagedGone(f"table {stage}")
+    return names
+
+
+def _move_one(sink: MySql, run: Run, stage: str, names: Sequence[str], version: int) -> int:
+    if sink.mode in (UPSERT, VERSIONS):
+        return _upsert(sink, run, stage, names, version)
+    if sink.mode == DEDUP:
+        return _dedup(sink, run, stage, names)
+    return _changed(run, "INSERT INTO {target} ({names}) SELECT {names} FROM {stage}", **_names(sink, stage, names))
+
+
+def _names(sink: MySql, stage: str, names: Sequence[str]) -> dict[str, str]:
+    return {
+        "target": sink.target,
+        "stage": sink.place.named(stage),
+        "names": _list(names),
+        "key": _list(sink.key),
+        "place": quote(PLACE_COLUMN),
+        "in_order": quote(ORDER_COLUMN),
+    }
+
+
+def _list(names: Sequence[str], of: str = "") -> str:
+    return ", ".join(f"{of}{quote(name)}" for name in names)
+
+
+def _equal(names: Sequence[str], left: str, right: str) -> str:
+    return " AND ".join(f"{left}.{quote(name)} = {right}.{quote(name)}" for name in names)
+
+
+def _changed(run: Run, sql: str, **names: str) -> int:
+    return int(run(sql, **names)[0][0])
+
+
+def _count(sink: MySql, run: Run, stage: str) -> int:
+    return int(run("SELECT count(*) FROM {stage}", stage=sink.place.named(stage))[0][0])
+
+
+# Upsert and versions ------------------------------------------------------------------------------------------------
+
+
+def _upsert(sink: MySql, run: Run, stage: str, names: Sequence[str], version: int) -> int:
+    """Of the rows of one key the newest wins: by `order_by`, else by their order in the batch, task after task.
+
+    A row without a value in `order_by` is older than any that has one. Nulls come last in descending order.
+    """
+    versioned = sink.mode == VERSIONS
+    run(
+        "INSERT INTO {target} ({names}{column}) SELECT {names}{version} FROM ("
+        "SELECT {names}, row_number() OVER (PARTITION BY {key} ORDER BY {order}{in_order} DESC) AS {place} FROM {stage}"
+        ") AS newest WHERE {place} = 1 ON DUPLICATE KEY UPDATE {updates}",
+        **_names(sink, stage, names),
+        column=f", {quote(VERSION_COLUMN)}" if versioned else "",
+        version=f", {version}" if versioned else "",
+        order=f"{quote(sink.order_by)} DESC, " if sink.order_by else "",
+        updates=", ".join(_updates(sink, names)),
+    )
+    if versioned and sink.versions_kept:
+        _drop_old_versions(sink, run, stage)
+    return _count(sink, run, stage)
+
+
+def _updates(sink: MySql, names: Sequence[str]) -> Iterator[str]:
+    """What a newer row changes. MySQL sets one column after the other, so the one that is compared comes last."""
+    keys, order = {name.lower() for name in sink.key}, sink.order_by.lower()
+    others = sorted((n for n in names if n.lower() not in keys), key=lambda n: n.lower() == order)
+    if not others:
+        # There is nothing to change, and to say nothing is not allowed.
+        yield f"{quote(sink.key[0])} = {sink.target}.{quote(sink.key[0])}"
+    for name in others:
+        new = f"VALUES({quote(name)})"
+        if sink.order_by:
+            old, stored = f"{sink.target}.{quote(name)}", f"{sink.target}.{quote(sink.order_by)}"
+            new = f"IF({stored} IS NULL OR {stored} <= VALUES({quote(sink.order_by)}), {new}, {old})"
+        yield f"{quote(name)} = {new}"
+
+
+def _next_version(sink: MySql, run: Run) -> int:
+    """Versions grow in the order of commits: who asks for the next one waits for whoever has asked before."""
+    names = {"versions": sink.place.named(VERSIONS_TABLE), "target": sink.target, "version": quote(VERSION_COLUMN)}
+    following = "UPDATE {versions} SET version = version + 1 WHERE target = %s"
+    if run(following, (sink.table,), **names) == [(0,)]:
+        # The table may hold versions from before it had a row here.
+        run(
+            "INSERT INTO {versions} (target, version) SELECT %s, coalesce(max({version}), 0) + 1 FROM {target} "
+            "ON DUPLICATE KEY UPDATE version = {versions}.version + 1",
+            (sink.table,),
+            **names,
+        )
+    return int(run("SELECT version FROM {versions} WHERE target = %s", (sink.table,), **names)[0][0])
+
+
+def _drop_old_versions(sink: MySql, run: Run, stage: str) -> None:
+    """Only of the keys that got a new one."""
+    run(
+        "DELETE t FROM {target} AS t JOIN (SELECT {key}, {version}, "
+        "row_number() OVER (PARTITION BY {key} ORDER BY {version} DESC) AS {place} "
+        "FROM {target} WHERE ({key}) IN (SELECT {key} FROM {stage})) AS old ON {same} WHERE old.{place} > %s",
+        (sink.versions_kept,),
+        target=sink.target,
+        stage=sink.place.named(stage),
+        key=_list(sink.key),
+        version=quote(VERSION_COLUMN),
+        place=quote(PLACE_COLUMN),
+        same=_equal([*sink.key, VERSION_COLUMN], "t", "old"),
+    )
+
+
+# Dedup --------------------------------------------------------------------------------------------------------------
+
+
+def seen_table(sink: MySql) -> str:
+    """Where the ids of one target are remembered. With another key they are other ids."""
+    of = "\0".join([sink.table, *sink.key])
+    return f"semel_seen_{hashlib.sha256(of.encode()).hexdigest()[:16]}"
+
+
+def _dedup(sink: MySql, run: Run, stage: str, names: Sequence[str]) -> int:
+    """The first row of an id is written, and the id is remembered in the same transaction.
+
+    An id that is new gets our token; who brings one that somebody else is writing waits for him.
+    """
+    token = secrets.token_hex(16)
+    named = {**_names(sink, stage, names), "seen": sink.place.named(seen_table(sink))}
+    run(
+        "INSERT INTO {seen} ({key}, semel_token) SELECT DISTINCT {key}, %s FROM {stage} "
+        "ON DUPLICATE KEY UPDATE semel_token = semel_token",
+        (token,),
+        **named,
+    )
+    run(
+        "INSERT INTO {target} ({names}) SELECT {of_first} FROM ("
+        "SELECT {names}, row_number() OVER (PARTITION BY {key} ORDER BY {in_order}) AS {place} FROM {stage}"
+        ") AS f JOIN {seen} AS s ON {same} WHERE f.{place} = 1 AND s.semel_token = %s",
+        (token,),
+        **named,
+        of_first=_list(names, "f."),
+        same=_equal(sink.key, "f", "s"),
+    )
+    return _count(sink, run, stage)
+
+
+def _forget_old_ids(sink: MySql, run: Run) -> None:
+    run(
+        "DELETE FROM {seen} WHERE semel_seen_at < utc_timestamp(6) - INTERVAL %s MICROSECOND",
+        (int(sink.retention_s * MICROSECONDS),),
+        seen=sink.place.named(seen_table(sink)),
+    )
+
+
+# Tables that do not exist yet ---------------------------------------------------------------------------------------
+
+
+def create_side_tables(sink: MySql, run: Run) -> None:
+    """What the mode needs beside the target. Asked before it is created: to create waits for whoever uses the table."""
+    if sink.mode == VERSIONS and not engine_of(run, sink.place, VERSIONS_TABLE):
+        run(
+            "CREATE TABLE IF NOT EXISTS {versions} ("
+            "target varchar(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PRIMARY KEY, version bigint NOT NULL"
+            ") ENGINE = InnoDB",
+            versions=sink.place.named(VERSIONS_TABLE),
+        )
+    if sink.mode == DEDUP and not engine_of(run, sink.place, seen_table(sink)):
+        _create_seen(sink, run)
+
+
+def _create_seen(sink: MySql, run: Run) -> None:
+    keys = {name.lower() for name in sink.key}
+    columns = [c for c in columns_of(run, sink.place, sink.table) if c.name.lower() in keys]
+    run(
+        "CREATE TABLE IF NOT EXISTS {seen} ({columns}, "
+        "semel_token char(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
+        "semel_seen_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), "
+        "PRIMARY KEY ({key}), KEY (semel_seen_at)"
+        ") ENGINE = InnoDB COMMENT = 'ids that semel has written lately'",
+        seen=sink.place.named(seen_table(sink)),
+        columns=", ".join(f"{quote(c.name)} {c.definition} NOT NULL" for c in columns),
+        key=_list(sink.key),
+    )
+
+
+def create_target(sink: MySql, run: Run, schema: pa.Schema) -> None:
+    if not engine_of(run, sink.place, sink.table):
+        run("CREATE TABLE IF NOT EXISTS {target} ({columns}) ENGINE = InnoDB", **_target(sink, schema))
+    if sink.mode == VERSIONS and not engine_of(run, sink.place, latest_view(sink)):
+        run(
+            "CREATE OR REPLACE VIEW {view} AS SELECT t.* FROM {target} AS t WHERE t.{version} = ("
+            "SELECT max(n.{version}) FROM {target} AS n WHERE {same})",
+            view=sink.place.named(latest_view(sink)),
+            target=sink.target,
+            version=quote(VERSION_COLUMN),
+            same=_equal(sink.key, "n", "t"),
+        )
+
+
+def latest_view(sink: MySql) -> str:
+    return f"{sink.table}_latest"
+
+
+def _target(sink: MySql, schema: pa.Schema) -> dict[str, str]:
+    keys = set(sink.key)
+    columns = [
+        f"{quote(f.name)} {sql_type(f.type, key=f.name in keys)} {'NOT NULL' if f.name in keys else 'NULL'}"
+        for f in schema
+    ]
+    if sink.mode == VERSIONS:
+        columns.append(f"{quote(VERSION_COLUMN)} bigint NOT NULL")
+    if sink.mode in (UPSERT, VERSIONS):
+        columns.append(f"PRIMARY KEY ({_list([*sink.key, *([VERSION_COLUMN] * (sink.mode == VERSIONS))])})")
+    return {"target": sink.target, "columns": ", ".join(columns)}
