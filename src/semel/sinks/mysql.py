@@ -181,7 +181,7 @@ class MySql(SqlSink):
             if number_of(error) != RM_ERROR:
                 raise
             raise ConfigError(
-                f"{self.describe()}: this user may not list XA transactions, which mode 'xa' and sinks beside others need.",
+                f"{self.describe()}: this user may not list XA transactions, as a sink beside others must.",
                 remedy="GRANT XA_RECOVER_ADMIN ON *.* TO the user, or use mode='ledger' with firm=False.",
             ) from None
         if binlog and mariadb:
