@@ -217,7 +217,7 @@ def test_wrong_logins_are_matters_of_configuration_and_say_why(db: Database) -> 
         db.run("DROP ROLE sleeper")
 
 
-@pytest.mark.parametrize("host", ["no-such-host.invalid", f"127.0.0.1:{free_port()}"])
+@pytest.mark.parametrize("host", ["no-such-host.invalid", f"127.0.0.1:{free_port()}"], ids=["no host", "no server"])
 def test_a_server_that_is_not_there_is_unavailable(host: str) -> None:
     sink = Postgres(f"postgresql://semel:secret@{host}/semel", "orders", timeout_s=2)
     for call in (partial(sink.check, TWO), sink.participant(context()).fence):
