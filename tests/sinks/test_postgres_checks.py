@@ -14,14 +14,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from semel.dev.ports import free_port
 from semel.dev.postgres import PostgresServer, postgres
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.postgres import Postgres
 from tests.contract.harness import attempt, context
-from tests.sinks.test_postgres_rig import MODES, Database, commit, db, prepare, quoted, rows, started, write
+from tests.sinks.postgres_rig import MODES, Database, commit, db, prepare, quoted, rows, started, write
 
 __all__ = ["db"]
 TWO = rows().schema
@@ -217,7 +216,7 @@ def test_wrong_logins_are_matters_of_configuration_and_say_why(db: Database) -> 
         db.run("DROP ROLE sleeper")
 
 
-@pytest.mark.parametrize("host", ["no-such-host.invalid", f"127.0.0.1:{free_port()}"], ids=["no host", "no server"])
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "127.0.0.1:1"], ids=["no host", "no server"])
 def test_a_server_that_is_not_there_is_unavailable(host: str) -> None:
     sink = Postgres(f"postgresql://semel:secret@{host}/semel", "orders", timeout_s=2)
     for call in (partial(sink.check, TWO), sink.participant(context()).fence):

@@ -23,7 +23,7 @@ from semel.sinks.base import StagedPart
 from semel.sinks.postgres import Postgres
 from semel.sinks.postgres_store import application_name, stage_table
 from tests.contract.harness import OTHERS, OURS, attempt, context, open_descriptors
-from tests.sinks.test_postgres_rig import (
+from tests.sinks.postgres_rig import (
     MODES,
     Database,
     commit,

@@ -12,7 +12,7 @@ from semel.errors import BatchFailed, ConfigError, SchemaMismatch
 from semel.protocol.events import Outcome
 from semel.sinks.postgres import Postgres
 from tests.contract.harness import attempt
-from tests.sinks.test_postgres_rig import (
+from tests.sinks.postgres_rig import (
     KEYED,
     MODES,
     Database,
