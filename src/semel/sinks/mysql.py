@@ -56,7 +56,8 @@ MYSQL_OLDEST, MARIADB_OLDEST = (8, 0), (10, 5)
 NAME_LETTERS_MAX = 64
 
 UNIQUE_KEYS = """
-SELECT index_name, group_concat(hex(column_name) ORDER BY seq_in_index), max(sub_part IS NOT NULL)
+SELECT index_name, group_concat(hex(column_name) ORDER BY seq_in_index),
+       max(sub_part IS NOT NULL OR column_name IS NULL)
 FROM information_schema.statistics
 WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s AND non_unique = 0
 GROUP BY index_name ORDER BY index_name
@@ -132,7 +133,7 @@ class MySql(SqlSink):
             raise SchemaMismatch(
                 f"{self.describe()}: a column cannot be named {ORDER_COLUMN}, which semel needs itself."
             )
-        with self.translated("cannot be checked"):
+        with self.translated("cannot be checked", refused=ConfigError):
             connection = self.place.connect()
             with connection:
                 run = runner(connection, self.place)
@@ -275,10 +276,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def unique_keys(run: Run, sink: MySql) -> dict[str, list[str]]:
-    """The unique indexes of whole columns: name -> columns in lower case."""
+    """The unique indexes: name -> columns in lower case; none for an index of parts of columns, or of expressions."""
     found = run(UNIQUE_KEYS, (sink.schema, sink.table))
     return {
-        name: [bytes.fromhex(column).decode().lower() for column in str(columns).split(",")]
+        name: [] if in_part else [bytes.fromhex(column).decode().lower() for column in str(columns).split(",")]
         for name, columns, in_part in found
-        if not in_part
     }

@@ -199,7 +199,7 @@ class Loader:
         if taken == rows and not warnings:
             return
         cursor.execute(f"SHOW WARNINGS LIMIT {WARNINGS_SHOWN}")
-        said = "; ".join(dict.fromkeys(str(row[2]) for row in cursor.fetchall()))
+        said = "; ".join(dict.fromkeys(str(row[2]).rstrip(".") for row in cursor.fetchall()))
         what = f"{rows - taken} of {rows} rows were left out" if taken != rows else "rows were changed"
         raise Unfit(f"{what}: {said or 'the server does not say why'}")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from semel.sinks.mysql_load import quote
 from semel.sinks.mysql_store import ORDER_COLUMN, columns_of, engine_of
-from semel.sinks.mysql_types import sql_type
+from semel.sinks.mysql_types import MARIADB_EXACT, MYSQL_EXACT, sql_type
 from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run
 from semel.sinks.sql_store import StagedGone
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 VERSIONS_TABLE = "semel_versions"
 PLACE_COLUMN = "semel_place"
 MICROSECONDS = 1_000_000
+#: Three hundred years. MySQL knows no moment much earlier than that before today.
+RETENTION_S_MAX = 1e10
 
 
 def move(sink: MySql, run: Run, stages: Sequence[str]) -> int:
@@ -184,7 +186,7 @@ def _dedup(sink: MySql, run: Run, stage: str, names: Sequence[str]) -> int:
 def _forget_old_ids(sink: MySql, run: Run) -> None:
     run(
         "DELETE FROM {seen} WHERE semel_seen_at < utc_timestamp(6) - INTERVAL %s MICROSECOND",
-        (int(sink.retention_s * MICROSECONDS),),
+        (int(min(sink.retention_s, RETENTION_S_MAX) * MICROSECONDS),),
         seen=sink.place.named(seen_table(sink)),
     )
 
@@ -222,7 +224,12 @@ def _create_seen(sink: MySql, run: Run) -> None:
 
 def create_target(sink: MySql, run: Run, schema: pa.Schema) -> None:
     if not engine_of(run, sink.place, sink.table):
-        run("CREATE TABLE IF NOT EXISTS {target} ({columns}) ENGINE = InnoDB", **_target(sink, schema))
+        exact = MARIADB_EXACT if "mariadb" in run("SELECT lower(version())")[0][0] else MYSQL_EXACT
+        run(
+            "CREATE TABLE IF NOT EXISTS {target} ({columns}) ENGINE = InnoDB",
+            target=sink.target,
+            columns=", ".join(_target_columns(sink, schema, exact)),
+        )
     if sink.mode == VERSIONS and not engine_of(run, sink.place, latest_view(sink)):
         run(
             "CREATE OR REPLACE VIEW {view} AS SELECT t.* FROM {target} AS t WHERE t.{version} = ("
@@ -238,14 +245,14 @@ def latest_view(sink: MySql) -> str:
     return f"{sink.table}_latest"
 
 
-def _target(sink: MySql, schema: pa.Schema) -> dict[str, str]:
-    keys = set(sink.key)
-    columns = [
-        f"{quote(f.name)} {sql_type(f.type, key=f.name in keys)} {'NOT NULL' if f.name in keys else 'NULL'}"
-        for f in schema
-    ]
+def _target_columns(sink: MySql, schema: pa.Schema, exact: str) -> Iterator[str]:
+    """`exact` is the collation of keys."""
+    for field in schema:
+        if field.name in sink.key:
+            yield f"{quote(field.name)} {sql_type(field.type, key=exact)} NOT NULL"
+        else:
+            yield f"{quote(field.name)} {sql_type(field.type)} NULL"
     if sink.mode == VERSIONS:
-        columns.append(f"{quote(VERSION_COLUMN)} bigint NOT NULL")
+        yield f"{quote(VERSION_COLUMN)} bigint NOT NULL"
     if sink.mode in (UPSERT, VERSIONS):
-        columns.append(f"PRIMARY KEY ({_list([*sink.key, *([VERSION_COLUMN] * (sink.mode == VERSIONS))])})")
-    return {"target": sink.target, "columns": ", ".join(columns)}
+        yield f"PRIMARY KEY ({_list([*sink.key, *([VERSION_COLUMN] * (sink.mode == VERSIONS))])})"

@@ -31,6 +31,7 @@ SESSION_END_PAUSE_S = 0.02
 SESSIONS_MAX = 16
 OLDER_ASKED = 20
 DETACH_PAUSE_S = 0.005
+SECONDS_MAX = 2_000_000
 #: Moving a large batch takes its time; a server that has stopped takes longer.
 STATEMENT_S_MAX = 3600.0
 
@@ -105,6 +106,11 @@ class Place:
     def names(self) -> dict[str, str]:
         return {"ledger": self.named("semel_ledger"), "fence": self.named("semel_fence")}
 
+    @property
+    def seconds(self) -> int:
+        """Whole seconds: zero would mean forever, and milliseconds are counted in 31 bits."""
+        return int(min(max(self.timeout_s, 1), SECONDS_MAX))
+
     def connect(self) -> Any:
         """A connection in autocommit, whose open transaction nobody ends for being idle."""
         client, kind = pymysql_(), connection_type()
@@ -114,8 +120,8 @@ class Place:
                 charset="utf8mb4",
                 autocommit=True,
                 local_infile=True,
-                connect_timeout=max(2, int(self.timeout_s)),
-                read_timeout=max(2, int(self.timeout_s)),
+                connect_timeout=max(2, self.seconds),
+                read_timeout=max(2, self.seconds),
                 write_timeout=STATEMENT_S_MAX,
             )
             self._set_up(connection)
@@ -130,14 +136,13 @@ class Place:
         return connection
 
     def _set_up(self, connection: Any) -> None:
-        seconds = max(1, int(self.timeout_s))
-        execute(connection, SESSION, (SQL_MODE, seconds, seconds))
+        execute(connection, SESSION, (SQL_MODE, self.seconds, self.seconds))
         if is_mariadb(connection):
             execute(connection, MARIADB_SESSION)
         execute(connection, ISOLATION)
         connection._read_timeout = STATEMENT_S_MAX
         if connection._sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.timeout_s * 1000))
+            connection._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.seconds * 1000)
 
 
 URL_REMEDY = (

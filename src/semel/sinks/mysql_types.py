@@ -21,9 +21,11 @@ BYTES = frozenset({"varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 #: Types that an index can only hold in part.
 UNINDEXED = (TEXTS - {"char", "varchar"}) | (BYTES - {"varbinary"})
 
-#: Of a key that semel creates: an index needs a length, and keys that differ in case or accents are two keys.
-KEY_TEXT = "varchar(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+#: Of a key that semel creates: an index needs a length, and keys that differ in case, accents or spaces at the end are
+#: two keys. MariaDB and MySQL have other names for that.
+KEY_TEXT = "varchar(255) CHARACTER SET utf8mb4 COLLATE {}"
 KEY_BYTES = "varbinary(255)"
+MARIADB_EXACT, MYSQL_EXACT = "utf8mb4_nopad_bin", "utf8mb4_0900_bin"
 #: More digits behind the point MySQL does not have.
 SCALE_MAX = 30
 
@@ -167,13 +169,15 @@ def is_nested(arrow: Any) -> bool:
 
 
 def _check_range(array: pa.Array, low: int, high: int, shown: pa.Array) -> None:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     found = pc.min_max(array).as_py()
     if found["min"] is None or (low <= found["min"] and found["max"] <= high):
         return
     wrong = found["min"] if found["min"] < low else found["max"]
-    raise Unfit(f"{shown[pc.index(array, wrong).as_py()]} is out of range")
+    # As text: Python has no dates behind the year 9999.
+    raise Unfit(f"{shown.cast(pa.string())[pc.index(array, wrong).as_py()]} is out of range")
 
 
 def _integers(low: int, high: int) -> Callable[[pa.Array], pa.Array]:
@@ -272,8 +276,8 @@ def _hexadecimal(octets: int | None) -> Callable[[pa.Array], pa.Array]:
 # A table that does not exist yet ------------------------------------------------------------------------------------
 
 
-def sql_type(arrow: Any, *, key: bool = False) -> str | None:
-    """The type of a column that is created for these values; None where MySQL has none."""
+def sql_type(arrow: Any, *, key: str = "") -> str | None:
+    """The type of a column that is created for these values; None where MySQL has none. Of a key, the collation."""
     import pyarrow as pa
 
     t = pa.types
@@ -286,7 +290,9 @@ def sql_type(arrow: Any, *, key: bool = False) -> str | None:
     if t.is_floating(arrow):
         return "double" if arrow.bit_width > 32 else "float"
     plain = {
-        KEY_TEXT if key else "longtext CHARACTER SET utf8mb4": lambda a: t.is_string(a) or t.is_large_string(a),
+        KEY_TEXT.format(key) if key else "longtext CHARACTER SET utf8mb4": lambda a: (
+            t.is_string(a) or t.is_large_string(a)
+        ),
         KEY_BYTES if key else "longblob": _is_bytes,
         "boolean": t.is_boolean,
         "date": t.is_date,
