@@ -12,7 +12,8 @@ from semel.ids import Attempt, parse_branch
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_moves import seen_table
-from semel.sinks.mysql_store import parse_xid, settings_of, stage_table
+from semel.sinks.mysql_store import parse_xid, settings_of
+from semel.sinks.sql_store import stage_table
 from tests.contract.harness import Harness, Rows, stage
 
 

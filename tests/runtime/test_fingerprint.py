@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import semel
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.runtime.arrow import ArrowLimit
-from semel.runtime.spark import stage_rows
+from semel.runtime.spark import keeps_order, stage_rows
 from semel.sinks.base import Capabilities, Context, Sink, StagedPart
 from semel.sinks.memory import memory_table
 
@@ -142,3 +143,35 @@ def test_only_sinks_that_commit_task_by_task_have_one_and_only_at_exactly_once(
     assert (a.fingerprint, b.fingerprint) == ("", c.fingerprint)
     assert b.fingerprint.startswith("1:")
     assert {part.fingerprint for parts in staged(df, *sinks, durable=False).values() for part in parts} == {""}
+
+
+@pytest.mark.parametrize(
+    ("sql", "kept"),
+    [
+        ("SELECT upper(value) AS value FROM lines WHERE value > 'a'", True),
+        ("SELECT value, count(*) AS n FROM lines GROUP BY value", False),
+        ("SELECT /*+ MERGE(few) */ lines.value FROM lines JOIN few USING (value)", False),
+    ],
+    ids=["rows as they come", "state", "a join that shuffles"],
+)
+def test_hashes_are_asked_for_only_where_a_shuffle_makes_the_order_a_matter_of_chance(
+    spark: SparkSession, tmp_path: Path, sql: str, kept: bool
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "lines").write_text("a\nb\nb\nc\n")
+    spark.readStream.text(str(tmp_path / "in")).createOrReplaceTempView("lines")
+    spark.range(3).selectExpr("chr(97 + id) AS value").createOrReplaceTempView("few")
+    seen: list[tuple[bool, set[bool]]] = []
+
+    def look(df: DataFrame, batch: int) -> None:
+        parts = staged(df, ByTask("t"))["memory_t"]
+        memory_table("t").staged.clear()
+        seen.append((keeps_order(df), {"in-order" in part.fingerprint for part in parts}))
+
+    writer = spark.sql(sql).writeStream.foreachBatch(look).outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    assert seen == [(kept, {kept})]
+
+
+def test_a_frame_that_the_user_made_of_a_batch_is_hashed(spark: SparkSession) -> None:
+    assert not keeps_order(spark.range(4).selectExpr("id * 2 AS twice"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import platform
 import socket
+import subprocess
 import sys
 import zipfile
 import zipimport
@@ -59,3 +61,27 @@ def test_what_was_received_is_acknowledged_at_once_and_every_descriptor_stays_op
                     received += ours.recv(100)
                 assert received == b"headerrows"
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only")
+def test_the_memory_of_one_batch_is_used_for_the_next_one() -> None:
+    """In a process of its own: it is a setting of the whole process. A page that was given back costs a fault."""
+    program = """
+import resource
+from semel.runtime import worker
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        bytearray(1 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+without = faults()
+worker.keep_memory()
+faults()
+print(without, faults())
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    without, kept = map(int, ran.stdout.split())
+    assert without > 50 * 200
+    assert kept < 50

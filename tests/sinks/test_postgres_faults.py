@@ -21,7 +21,8 @@ from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.base import StagedPart
 from semel.sinks.postgres import Postgres
-from semel.sinks.postgres_store import application_name, stage_table
+from semel.sinks.postgres_store import application_name
+from semel.sinks.sql_store import stage_table
 from tests.contract.harness import OTHERS, OURS, attempt, context, open_descriptors
 from tests.sinks.postgres_rig import (
     MODES,

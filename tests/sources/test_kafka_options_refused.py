@@ -93,8 +93,10 @@ def test_spark_is_told_what_the_guarantee_rests_on() -> None:
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
         "kafka.bootstrap.servers": SERVERS,
+        "kafka.max.poll.records": "20000",
         "semel.group": "billing",
     }
+    assert source(options={"kafka.max.poll.records": 7}).settings()["kafka.max.poll.records"] == "7"
     assert source(topics=(), pattern="o.*").settings()["subscribePattern"] == "o.*"
     assert source(topics=("a", "b")).settings()["subscribe"] == "a,b"
 

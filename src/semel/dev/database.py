@@ -176,9 +176,11 @@ class DatabaseServer(ABC):
     def kill(self) -> None:
         """SIGKILL to every process of the server, as a power cut would. Returns when all are dead."""
         main = self._process()
+        # Seen before as well: one that is ending already shows no program any more, yet it still lives.
+        before = self._processes()
         # The main process first: nobody else starts new ones.
         main.send(signal.SIGKILL)
-        everyone = [main, *self._processes()]
+        everyone = [main, *before, *self._processes()]
         for process in everyone:
             process.send(signal.SIGKILL)
         for process in everyone:

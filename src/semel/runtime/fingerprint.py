@@ -1,12 +1,16 @@
-"""The fingerprint of what a task wrote to a sink: the same for the same rows, in whatever order, by whatever task.
+"""The fingerprint of what a task wrote to a sink: the same for the same rows, by whatever task. No Python call per row.
 
-Spark hashes each row in a column of its own; the task counts the rows and adds the hashes up. No Python call per row.
+Where a replay brings the rows of a task in the same order, it is a checksum of what Arrow holds, which costs next to
+nothing. Where rows were shuffled their order is a matter of chance: there Spark hashes each row in a column of its own,
+and the task adds the hashes up.
 """
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +18,78 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+#: Stands where the name of a column of hashes could: the order of the rows is known, and no hashes are needed.
+IN_ORDER = "*"
+
+
+@dataclass
+class Checksum:
+    """Of rows in their order, whatever batches they come in.
+
+    Column by column, of what Arrow holds: where the nulls are, how long what has a length is, and the values. What is
+    nested is taken apart.
+    """
+
+    rows: int = 0
+    #: place of a column, and what of it -> the checksum of all that came so far.
+    sums: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: place of a column -> how many values came so far; inside of lists that is not the number of rows.
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        for index, column in enumerate(rows.columns):
+            self._add(str(index), column)
+        self.rows += rows.num_rows
+
+    def _add(self, place: str, values: pa.Array) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        before = self.counts.get(place, 0)
+        self.counts[place] = before + len(values)
+        if values.null_count:
+            absent = np.nonzero(values.is_null().to_numpy(zero_copy_only=False))[0]
+            self._sum(place, "nulls", absent.astype(np.int64) + before)
+            values = values.drop_null()
+        kind = values.type
+        if pa.types.is_struct(kind):
+            for index, part in enumerate(values.flatten()):
+                self._add(f"{place}.{index}", part)
+        elif pa.types.is_boolean(kind):
+            self._sum(place, "values", values.to_numpy(zero_copy_only=False))
+        elif not len(values) or pa.types.is_null(kind):
+            return
+        elif pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_string(kind):
+            offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+            self._sum(place, "lengths", np.diff(offsets))
+            if pa.types.is_nested(kind):
+                self._add(f"{place}.*", values.values.slice(offsets[0], offsets[-1] - offsets[0]))
+            else:
+                self._sum(place, "values", memoryview(values.buffers()[2] or b"")[offsets[0] : offsets[-1]])
+        else:
+            size = kind.bit_width // 8
+            self._sum(place, "values", memoryview(values.buffers()[1])[values.offset * size :][: len(values) * size])
+
+    def _sum(self, place: str, what: str, content: Any) -> None:
+        self.sums[place, what] = zlib.crc32(content, self.sums.get((place, what), 0))
+
+    def __str__(self) -> str:
+        said = repr((sorted(self.sums.items()), sorted(self.counts.items())))
+        return f"{self.rows}:in-order-{hashlib.blake2b(said.encode(), digest_size=8).hexdigest()}"
+
 
 @dataclass
 class Fingerprint:
-    """How many rows there are, and the sum of their hashes, which are in `column`."""
+    """How many rows there are, and the sum of their hashes."""
 
-    column: str
     rows: int = 0
     sum: int = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, hashes: pa.Array) -> None:
         """A null is a row that the sink's `where` left out."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        hashes = batch.column(batch.schema.get_field_index(self.column))
         self.rows += len(hashes) - hashes.null_count
         # Sums of unsigned integers wrap around in Arrow, as this one does.
         self.sum = (self.sum + (pc.sum(hashes.view(pa.uint64())).as_py() or 0)) % 2**64

@@ -19,7 +19,7 @@ from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
-from semel.runtime.fingerprint import with_hashes
+from semel.runtime.fingerprint import IN_ORDER, with_hashes
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import Sink, StagedPart
@@ -252,7 +252,10 @@ def stage_rows(
     frame, views = combined_view(df, wanted)
     # Below exactly-once nothing is written again, so nobody asks for fingerprints.
     asking = [durable and sink.capabilities.commits_by_task for sink in wanted]
-    frame, hashes = with_hashes(frame, views, asking)
+    if any(asking) and keeps_order(df):
+        hashes = tuple(IN_ORDER if asks else "" for asks in asking)
+    else:
+        frame, hashes = with_hashes(frame, views, asking)
     writer = TaskWriter(tuple(wanted), views, hashes, attempt, durable, os.environ.get(failpoints.VARIABLE, ""))
     staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in wanted}
     limit.apply(df.sparkSession)
@@ -268,6 +271,17 @@ def stage_rows(
         for part in decode_parts(row[PARTS]):
             staged[part.branch.sink].append(part)
     return staged
+
+
+def keeps_order(df: DataFrame) -> bool:
+    """Whether the rows of each task are in the same order whenever the batch is run: nothing has shuffled them.
+
+    Spark hands a batch over as an RDD, which knows what it was made of. Any other frame was made by the user.
+    """
+    plan = df._jdf.queryExecution().analyzed()
+    if plan.getClass().getSimpleName() != "LogicalRDD":
+        return False
+    return "Shuffle" not in plan.rdd().toDebugString()
 
 
 def _returns() -> Any:

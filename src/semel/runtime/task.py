@@ -14,7 +14,7 @@ from semel import errors, failpoints
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, parse_branch
 from semel.runtime import worker
-from semel.runtime.fingerprint import Fingerprint, without_hashes
+from semel.runtime.fingerprint import IN_ORDER, Checksum, Fingerprint, without_hashes
 from semel.sinks.base import Sink, StagedPart, Writer
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class TaskWriter:
     """What `mapInArrow` runs. It is pickled with the sinks' configuration; clients are made on the executor.
 
     `views` says, sink by sink, which struct column holds the sink's rows; None means that it takes every column as it
-    is. `hashes` says which column holds the hashes of the sink's rows; "" means that nobody asks for a fingerprint.
+    is. `hashes` says which column holds the hashes of the sink's rows; `IN_ORDER` means that none are needed for their
+    fingerprint, "" that nobody asks for one.
     """
 
     sinks: tuple[Sink, ...]
@@ -49,6 +50,7 @@ class TaskWriter:
         if context is None:
             raise RuntimeError("a semel task runs only inside a Spark task")
         worker.acknowledge_at_once()
+        worker.keep_memory()
         measured = Measured(batches)
         parts = self.run(measured, context.partitionId(), context.taskAttemptId())
         worker.lighten()
@@ -57,24 +59,28 @@ class TaskWriter:
     def run(self, batches: Iterable[pa.RecordBatch], task: int, retry: int) -> list[StagedPart]:
         """Write each batch to each sink as it comes, then prepare; on any error leave nothing behind."""
         writers = [s.writer(Branch(self.attempt, s.name, task, retry), durable=self.durable) for s in self.sinks]
-        prints = {column: Fingerprint(column) for column in self.hashes if column}
+        sums = {column: Fingerprint() for column in self.hashes if column not in ("", IN_ORDER)}
+        checks = {view: Checksum() for view, column in zip(self.views, self.hashes, strict=True) if column == IN_ORDER}
         try:
             for batch in batches:
-                for fingerprint in prints.values():
-                    fingerprint.add(batch)
-                rows = without_hashes(batch, prints)
+                for column, fingerprint in sums.items():
+                    fingerprint.add(batch.column(batch.schema.get_field_index(column)))
+                rows = {v: rows_of_view(batch, v) if v else without_hashes(batch, sums) for v in set(self.views)}
+                for view, check in checks.items():
+                    check.add(rows[view])
                 for view, writer in zip(self.views, writers, strict=True):
-                    writer.write(rows if view is None else rows_of_view(batch, view))
+                    writer.write(rows[view])
                 failpoint("task.wrote")
             parts = self._prepared(writers)
         except BaseException:
             _abort_all(writers)
             raise
         failpoint("task.prepared")
-        return [
-            replace(part, fingerprint=str(prints[column])) if column else part
-            for part, column in zip(parts, self.hashes, strict=True)
+        prints = [
+            str(checks[view] if column == IN_ORDER else sums.get(column, ""))
+            for view, column in zip(self.views, self.hashes, strict=True)
         ]
+        return [replace(part, fingerprint=text) for part, text in zip(parts, prints, strict=True)]
 
     def _prepared(self, writers: Sequence[Writer]) -> list[StagedPart]:
         """What can expire is prepared last."""

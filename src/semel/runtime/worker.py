@@ -5,6 +5,8 @@ Each of these was found in a profile (docs/performance.md) and costs a small tas
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
 import os
 import socket
@@ -12,6 +14,12 @@ import stat
 import sys
 from contextlib import suppress
 from zipimport import zipimporter
+
+#: glibc's numbers of the settings of its malloc, and the most that it takes for the last of them.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+MAPPED_BYTES_MIN = 32 * 1024 * 1024
+KEPT_BYTES_MAX = 128 * 1024 * 1024
+GROWTH_BYTES = 16 * 1024 * 1024
 
 
 def acknowledge_at_once() -> None:
@@ -34,6 +42,24 @@ def _acknowledge(descriptor: int) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
     finally:
         connection.detach()
+
+
+@functools.cache
+def keep_memory() -> None:
+    """Use the memory of one Arrow batch for the next one, too. Called before the first row is read.
+
+    glibc maps larger blocks from the system one by one and unmaps them again, so that the kernel clears every page of
+    every batch, of every copy that is made of it: a third of what a task spends on its rows. Now up to 128 MB that are
+    free stay with the worker.
+    """
+    with suppress(OSError, AttributeError):  # other systems, other allocators
+        mallopt = ctypes.CDLL(None).mallopt
+        for setting, value in (
+            (_MMAP_THRESHOLD, MAPPED_BYTES_MIN),
+            (_TRIM_THRESHOLD, KEPT_BYTES_MAX),
+            (_TOP_PAD, GROWTH_BYTES),
+        ):
+            mallopt(setting, value)
 
 
 def lighten() -> None:

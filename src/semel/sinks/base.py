@@ -54,7 +54,7 @@ class Context:
 class StagedPart:
     """What one task staged for one sink. `payload` is the sink's own, plain JSON.
 
-    `fingerprint` is the same for the same rows, in whatever order and under whatever number of the task. It is empty
+    `fingerprint` is the same for the same rows, under whatever number of the task. It is empty
     where it is not needed, or where Spark cannot tell it.
     """
 

@@ -10,7 +10,7 @@ Rows that need more (headers, timestamps, unusual settings) go through librdkafk
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: How much may wait to be acknowledged before the task waits, too: some batches for each of some partitions.
 WAITING_BYTES_MAX = 8 * 1024 * 1024
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
+#: How many requests may be under way to one broker, each with other partitions: the next one is there when it is done
+#: with the last. It works on one request of a connection at a time.
+REQUESTS_MAX = 3
 ROWS_PER_STEP = 10_000
 PAUSE_S, PAUSE_S_MAX = 0.02, 0.5
 POLL_S = 0.1
@@ -130,7 +133,8 @@ class DirectProducer:
         self._leaders: dict[str, dict[int, int]] = {}
         self._added: set[tuple[str, int]] = set()
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._busy: set[int] = set()
+        #: How many requests are under way to each broker.
+        self._busy: Counter[int] = Counter()
         self._answers: SimpleQueue[tuple[int, list[Rows], Answer]] = SimpleQueue()
         self._waiting_bytes = 0
         self._failures: list[Failure] = []
@@ -153,7 +157,7 @@ class DirectProducer:
 
     def abort_transaction(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while self._busy and time.monotonic() < deadline:
+        while self._busy.total() and time.monotonic() < deadline:
             # Whatever else goes wrong: this is the way out.
             with suppress(DeliveryFailed):
                 self._take_answers(POLL_S)
@@ -214,7 +218,8 @@ class DirectProducer:
 
         count = len(self._leaders_of(topic))
         numbers = self._numbers(topic, columns, count)
-        order = np.argsort(numbers, kind="stable")
+        # Numbers of two bytes are sorted without a comparison.
+        order = np.argsort(numbers.astype(np.uint16) if count <= 1 << 16 else numbers, kind="stable")
         ends = np.cumsum(np.bincount(numbers, minlength=count))
         sorted_ = {name: columns[name].take(pa.array(order)) for name in ("key", "value") if name in columns}
         for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
@@ -314,7 +319,7 @@ class DirectProducer:
     # To the brokers ---------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Take the answers that are there, and give every broker that is idle what waits for it."""
+        """Take the answers that are there, and give every broker that is not busy what waits for it."""
         self._take_answers(0)
         self._add_partitions()
         now = time.monotonic()
@@ -324,13 +329,13 @@ class DirectProducer:
                 self._raise_if_late(partition.batches[0], now)
                 leader = self._leaders_of(partition.topic).get(partition.number, -1)
                 chosen = ready.setdefault(leader, [])
-                if leader not in self._busy and sum(b.size for b in chosen) < REQUEST_BYTES_MAX:
+                if self._busy[leader] < REQUESTS_MAX and sum(b.size for b in chosen) < REQUEST_BYTES_MAX:
                     chosen.append(partition.batches[0])
         for leader, batches in ready.items():
             if leader < 0:
                 self._again(batches)
             elif batches:
-                self._busy.add(leader)
+                self._busy[leader] += 1
                 for batch in batches:
                     batch.partition.under_way = True
                 self._wire.produce(
@@ -360,7 +365,7 @@ class DirectProducer:
             except Empty:
                 break
             wait_s = 0
-            self._busy.discard(leader)
+            self._busy[leader] -= 1
             for batch in batches:
                 batch.partition.under_way = False
                 self._settle(batch, answer.of(batch.partition.topic, batch.partition.number))
@@ -478,8 +483,9 @@ def _together(gathered: Sequence[Rows]) -> tuple[pa.Array | None, pa.Array]:
 def _row_sizes(key: pa.Array | None, value: pa.Array) -> Any:
     import pyarrow.compute as pc
 
-    columns = [value] if key is None else [key, value]
-    sizes: Any = sum(pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False) for array in columns)
+    lengths = [pc.binary_length(array) for array in (key, value) if array is not None]
+    filled = [array.fill_null(0) if array.null_count else array for array in lengths]
+    sizes: Any = sum(array.to_numpy(zero_copy_only=False) for array in filled)
     return sizes + RECORD_BYTES
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import MissingExtra
@@ -33,7 +34,7 @@ _MURMUR_SEED, _MURMUR_M = 0x9747B28C, 0x5BD1E995
 
 
 def record_batch(
-    records: bytes,
+    records: Sequence[bytes | memoryview],
     rows: int,
     *,
     producer_id: int,
@@ -47,17 +48,18 @@ def record_batch(
     import pyarrow as pa
 
     bits, codec = CODECS[compression]
-    body = pa.compress(records, codec=codec, asbytes=True) if codec else records
+    body = [pa.compress(b"".join(records), codec=codec, asbytes=True)] if codec else records
     rest = _REST.pack(
         bits | (TRANSACTIONAL if transactional else 0), rows - 1, now_ms, now_ms, producer_id, epoch, sequence, rows
     )
-    checksum = _crc32c()(body, _crc32c()(rest))
-    head = _HEAD.pack(0, _COUNTED_OF_HEAD + len(rest) + len(body), NO_LEADER_EPOCH, MAGIC, checksum)
-    return b"".join((head, rest, body))
+    counted = (rest, *body)
+    checksum = functools.reduce(lambda sum_, piece: _crc32c()(piece, sum_), counted, 0)
+    head = _HEAD.pack(0, _COUNTED_OF_HEAD + sum(map(len, counted)), NO_LEADER_EPOCH, MAGIC, checksum)
+    return b"".join((head, *counted))
 
 
-def encode(key: pa.Array | None, value: pa.Array) -> bytes:
-    """The records of one batch, in their order: no headers, and the time of the batch."""
+def encode(key: pa.Array | None, value: pa.Array) -> Sequence[bytes | memoryview]:
+    """The records of one batch, in their order and in pieces that follow each other: no headers, the batch's time."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -74,7 +76,7 @@ def encode(key: pa.Array | None, value: pa.Array) -> bytes:
     joined = pc.binary_join_element_wise(
         _framed(sizes), place, key_size, keys, value_size, values, pa.scalar(b"", pa.binary())
     )
-    return b"".join((memoryview(_data(joined))[1:], b"\0"))
+    return memoryview(_data(joined))[1:], b"\0"
 
 
 def _framed(sizes: np.ndarray[Any, Any]) -> pa.Array:
@@ -119,9 +121,12 @@ def _offsets(array: pa.Array) -> np.ndarray[Any, Any]:
     return offsets[array.offset : array.offset + len(array) + 1]
 
 
-def _sizes(array: pa.Array) -> np.ndarray[Any, Any]:
+def _sizes(array: pa.Array | pa.Scalar) -> Any:
     import numpy as np
+    import pyarrow as pa
 
+    if isinstance(array, pa.Scalar):
+        return len(array.as_py())
     sizes: np.ndarray[Any, Any] = np.diff(_offsets(array)).astype(np.int64)
     return sizes
 
@@ -140,12 +145,13 @@ def _data(array: pa.Array) -> pa.Buffer:
 # Varints ------------------------------------------------------------------------------------------------------------
 
 
-def varints(numbers: np.ndarray[Any, Any]) -> pa.Array:
-    """Zigzag varints, an array of bytes. Numbers from -1 on that are not large come out of a table."""
+def varints(numbers: np.ndarray[Any, Any]) -> pa.Array | pa.Scalar:
+    """Zigzag varints: bytes for each number, or once where all are the same. Most come out of a table."""
     import pyarrow as pa
 
-    if not len(numbers) or (numbers.min() >= -1 and numbers.max() < _TABLE_SIZE - 1):
-        return _table().take(pa.array(numbers + 1))
+    least, most = int(numbers.min(initial=_TABLE_SIZE)), int(numbers.max(initial=-1))
+    if least >= -1 and most < _TABLE_SIZE - 1:
+        return _table()[least + 1] if least == most else _table().take(pa.array(numbers + 1))
     return _computed(numbers)
 
 
@@ -189,10 +195,18 @@ def partitions_by_key(keys: pa.Array, partitions: int) -> np.ndarray[Any, Any]:
     offsets = _offsets(array)
     data: Any = np.frombuffer(array.buffers()[2] or b"", np.uint8)
     sizes = np.diff(offsets)
+    if len(sizes) and sizes.min() == sizes.max():
+        return _chosen(_murmur2(data[offsets[0] : offsets[-1]].reshape(len(sizes), sizes[0])), partitions)
     hashes = np.empty(len(array), np.uint32)
     for size in np.unique(sizes):
         same = np.nonzero(sizes == size)[0]
         hashes[same] = _murmur2(data[offsets[same][:, None] + np.arange(size)])
+    return _chosen(hashes, partitions)
+
+
+def _chosen(hashes: np.ndarray[Any, Any], partitions: int) -> np.ndarray[Any, Any]:
+    import numpy as np
+
     return ((hashes & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
 
 

@@ -32,7 +32,6 @@ from semel.sinks.mysql_store import (
     prepared_branches,
     runner,
     settings_of,
-    stage_table,
 )
 from semel.sinks.mysql_types import UNINDEXED, Column, is_nested, mismatches, sql_type
 from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run, SqlSink
@@ -99,10 +98,6 @@ class MySql(SqlSink):
         """Whether the tasks leave XA transactions, or the driver does."""
         return self.is_native or bool(self.firm)
 
-    @property
-    def target(self) -> str:
-        return self.place.named(self.table)
-
     def describe(self) -> str:
         """Database and host, and nothing that could be secret."""
         parts = urlsplit(self.url)
@@ -118,9 +113,6 @@ class MySql(SqlSink):
         from semel.sinks.mysql_writer import MySqlWriter
 
         return MySqlWriter(self, branch, durable=durable)
-
-    def stage_name(self, branch: str) -> str:
-        return stage_table(branch)
 
     def move(self, run: Run, stages: Sequence[str]) -> int:
         return move(self, run, stages)

@@ -7,9 +7,9 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -20,9 +20,9 @@ from semel.sinks.base import Context
 from semel.sinks.mysql_load import connection_type, pymysql_, quote
 from semel.sinks.mysql_types import Column
 from semel.sinks.sql import Run
-from semel.sinks.sql_store import Store
+from semel.sinks.sql_store import STAGE_PREFIX, Store, with_names
+from semel.sinks.sql_store import Place as SqlPlace
 
-STAGE_PREFIX = "semel_stage_"
 #: Numbers the rows of a staging table: their order in the batch.
 ORDER_COLUMN = "semel_order"
 SESSION_END_S_MAX = 10.0
@@ -92,19 +92,11 @@ WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(SqlPlace):
     """A server, a database in it, and how long to wait for either."""
 
-    url: str = field(repr=False)
-    schema: str
-    timeout_s: float
-
-    def named(self, table: str) -> str:
-        return f"{quote(self.schema)}.{quote(table)}" if self.schema else quote(table)
-
-    @property
-    def names(self) -> dict[str, str]:
-        return {"ledger": self.named("semel_ledger"), "fence": self.named("semel_fence")}
+    def quoted(self, identifier: str) -> str:
+        return quote(identifier)
 
     @property
     def seconds(self) -> int:
@@ -199,10 +191,8 @@ def database_of(url: str) -> str:
 
 def execute(connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
     """The rows of a statement; of one that has none, how many rows it changed."""
-    # With values, the client takes a percent sign in a name for the place of one.
-    quoted = {name: text.replace("%", "%%") for name, text in names.items()} if values else names
     cursor = connection.cursor()
-    cursor.execute(sql.format(**quoted), tuple(values) or None)
+    cursor.execute(with_names(sql, values, names), tuple(values) or None)
     return list(cursor.fetchall()) if cursor.description else [(cursor.rowcount,)]
 
 
@@ -244,11 +234,6 @@ def engine_of(run: Run, place: Place, table: str) -> str:
     if not found:
         return ""
     return str(found[0][1] or "VIEW") if "TABLE" in found[0][0] else str(found[0][0])
-
-
-def stage_table(branch: str) -> str:
-    """Names of tables are short, so the branch stands in the table's comment."""
-    return STAGE_PREFIX + hashlib.sha256(branch.encode()).hexdigest()[:32]
 
 
 # Names of XA transactions -------------------------------------------------------------------------------------------
@@ -402,9 +387,10 @@ def session_lock(pipeline: PipelineId, incarnation: int, number: int) -> str:
 
 
 class MySqlStore(Store):
+    place: Place
+
     def __init__(self, place: Place, context: Context) -> None:
-        super().__init__(context)
-        self.place = place
+        super().__init__(place, context)
         #: Whether a sink in here leaves XA transactions. Only then the right to list them is needed.
         self.uses_xa = False
 
@@ -429,19 +415,12 @@ class MySqlStore(Store):
     def prepare_natively(self, connection: Any, branch: Branch) -> None:
         leave_prepared(self.place, connection, self.query, branch)
 
-    def staged(self) -> dict[Branch, str]:
-        found = self.query(
+    def commented_tables(self) -> list[tuple[Any, ...]]:
+        return self.query(
             "SELECT table_name, table_comment FROM information_schema.tables "
             "WHERE table_schema = coalesce(nullif(%s, ''), database()) AND left(table_name, %s) = %s",
             (self.place.schema, len(STAGE_PREFIX), STAGE_PREFIX),
         )
-        named = {branch: table for table, comment in found if (branch := parse_branch(comment or ""))}
-        return {branch: table for branch, table in named.items() if table == stage_table(str(branch))}
-
-    def drop_staged(self, tables: Iterable[str]) -> None:
-        quoted = ", ".join(self.place.named(table) for table in tables)
-        if quoted:
-            self.query("DROP TABLE IF EXISTS {tables}", tables=quoted)
 
     def prepared(self) -> set[Branch]:
         try:

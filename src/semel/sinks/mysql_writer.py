@@ -18,12 +18,12 @@ from semel.sinks.mysql_store import (
     leave_prepared,
     prepared_branches,
     runner,
-    stage_table,
     xid,
 )
 from semel.sinks.mysql_types import Column, Unfit, encoder
 from semel.sinks.sql import Run
 from semel.sinks.sql_participant import write_mark
+from semel.sinks.sql_store import stage_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from semel.errors import BatchFailed, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.sinks.base import Context, Writer
 from semel.sinks.postgres_moves import move
-from semel.sinks.postgres_store import Place, PostgresStore, one_line, psycopg_, refuse_torn_url, stage_table
+from semel.sinks.postgres_store import Place, PostgresStore, one_line, psycopg_, refuse_torn_url
 from semel.sinks.postgres_types import Column, mismatches
 from semel.sinks.sql import VERSION_COLUMN, VERSIONS, Run, SqlSink
 from semel.sinks.sql_store import Store
@@ -53,10 +53,6 @@ class Postgres(SqlSink):
         return Place(self.url, self.schema, self.timeout_s)
 
     @property
-    def target(self) -> str:
-        return self.place.named(self.table)
-
-    @property
     def view(self) -> str:
         """The view of mode "versions" that shows the newest of each key."""
         return f"{self.table}_latest"
@@ -72,9 +68,6 @@ class Postgres(SqlSink):
         from semel.sinks.postgres_writer import PostgresWriter
 
         return PostgresWriter(self, branch, durable=durable)
-
-    def stage_name(self, branch: str) -> str:
-        return stage_table(branch)
 
     def move(self, run: Run, stages: Sequence[str]) -> int:
         return move(self, run, [self.place.named(stage) for stage in stages])

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId, parse_branch
 from semel.sinks.base import Context
 from semel.sinks.postgres_types import Column
-from semel.sinks.sql_store import Store
+from semel.sinks.sql_store import STAGE_PREFIX, Store, with_names
+from semel.sinks.sql_store import Place as SqlPlace
 
 if TYPE_CHECKING:
     import psycopg
 
-STAGE_PREFIX = "semel_stage_"
 #: Any number will do, as long as nobody else locks by it: created once, at the same time by nobody.
 CREATE_LOCK = 7_361_019_244_530_017
 SESSION_END_S_MAX = 10.0
@@ -67,19 +66,11 @@ ORDER BY a.attnum
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(SqlPlace):
     """A database, a schema in it, and how long to wait for either."""
 
-    url: str = field(repr=False)
-    schema: str
-    timeout_s: float
-
-    def named(self, table: str) -> str:
-        return f"{quote(self.schema)}.{quote(table)}" if self.schema else quote(table)
-
-    @property
-    def names(self) -> dict[str, str]:
-        return {"ledger": self.named("semel_ledger"), "fence": self.named("semel_fence")}
+    def quoted(self, identifier: str) -> str:
+        return quote(identifier)
 
     def connect(self, application: str) -> psycopg.Connection[Any]:
         """A connection in autocommit, whose open transaction nobody ends for being idle or long."""
@@ -137,9 +128,7 @@ def execute(
     connection: psycopg.Connection[Any], sql: str, values: Sequence[Any] = (), **names: str
 ) -> list[tuple[Any, ...]]:
     """The rows of a statement; of one that has none, how many rows it changed."""
-    # With values, the client takes a percent sign in a name for the place of one.
-    quoted = {name: text.replace("%", "%%") for name, text in names.items()} if values else names
-    cursor = connection.execute(sql.format(**quoted), tuple(values) or None)
+    cursor = connection.execute(with_names(sql, values, names), tuple(values) or None)
     return cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
 
 
@@ -153,15 +142,11 @@ def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
     return f"semel-{pipeline}-i{incarnation}"
 
 
-def stage_table(branch: str) -> str:
-    """Names of tables are short, so the branch stands in the table's comment."""
-    return STAGE_PREFIX + hashlib.sha256(branch.encode()).hexdigest()[:32]
-
-
 class PostgresStore(Store):
+    place: Place
+
     def __init__(self, place: Place, context: Context) -> None:
-        super().__init__(context)
-        self.place = place
+        super().__init__(place, context)
 
     def connect(self) -> psycopg.Connection[Any]:
         return self.place.connect(application_name(self.context.pipeline, self.context.incarnation))
@@ -177,20 +162,13 @@ class PostgresStore(Store):
     def prepare_natively(self, connection: psycopg.Connection[Any], branch: Branch) -> None:
         self.run(connection, "PREPARE TRANSACTION {gid}", gid=literal(branch))
 
-    def staged(self) -> dict[Branch, str]:
-        found = self.query(
+    def commented_tables(self) -> list[tuple[Any, ...]]:
+        return self.query(
             "SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = coalesce(nullif(%s, ''), current_schema()) AND starts_with(c.relname, %s)",
             (self.place.schema, STAGE_PREFIX),
         )
-        named = {branch: table for table, comment in found if (branch := parse_branch(comment or ""))}
-        return {branch: table for branch, table in named.items() if table == stage_table(str(branch))}
-
-    def drop_staged(self, tables: Iterable[str]) -> None:
-        quoted = ", ".join(self.place.named(table) for table in tables)
-        if quoted:
-            self.query("DROP TABLE IF EXISTS {tables}", tables=quoted)
 
     def prepared(self) -> set[Branch]:
         found = self.query("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")

@@ -17,11 +17,11 @@ from semel.sinks.postgres_store import (
     execute,
     literal,
     quote,
-    stage_table,
 )
 from semel.sinks.postgres_types import encoder
 from semel.sinks.sql import Run
 from semel.sinks.sql_participant import write_mark
+from semel.sinks.sql_store import stage_table
 
 if TYPE_CHECKING:
     import psycopg

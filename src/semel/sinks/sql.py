@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel.errors import ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.sinks.base import Capabilities, Context, Participant, Sink
-from semel.sinks.sql_store import Store
+from semel.sinks.sql_store import Place, Store, stage_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,9 +102,17 @@ class SqlSink(Sink):
 
         return SqlParticipant(self, context)
 
+    @property
     @abstractmethod
+    def place(self) -> Place: ...
+
+    @property
+    def target(self) -> str:
+        return self.place.named(self.table)
+
     def stage_name(self, branch: str) -> str:
         """The staging table of a branch."""
+        return stage_table(branch)
 
     @abstractmethod
     def translated(self, what: str, *, refused: type[SemelError] = SinkUnavailable) -> AbstractContextManager[None]:

@@ -7,18 +7,52 @@ wait for each other's locks inside one driver would wait forever.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from semel.ids import Attempt, Branch
+from semel.ids import Attempt, Branch, parse_branch
 from semel.sinks.base import Context
 
 T = TypeVar("T", bound="Store")
+
+
+#: What names of staging tables begin with.
+STAGE_PREFIX = "semel_stage_"
+
+
+def stage_table(branch: str) -> str:
+    """Names of tables are short, so the branch stands in the table's comment."""
+    return STAGE_PREFIX + hashlib.sha256(branch.encode()).hexdigest()[:32]
+
+
+def with_names(sql: str, values: Sequence[Any], names: Mapping[str, str]) -> str:
+    """A statement with its quoted names. With values, clients take a percent sign in a name for the place of one."""
+    return sql.format(**({name: text.replace("%", "%%") for name, text in names.items()} if values else names))
+
+
+@dataclass(frozen=True)
+class Place(ABC):
+    """A server, a schema in it, and how long to wait for either."""
+
+    url: str = field(repr=False)
+    schema: str
+    timeout_s: float
+
+    @abstractmethod
+    def quoted(self, identifier: str) -> str: ...
+
+    def named(self, table: str) -> str:
+        return f"{self.quoted(self.schema)}.{self.quoted(table)}" if self.schema else self.quoted(table)
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {"ledger": self.named("semel_ledger"), "fence": self.named("semel_fence")}
 
 
 class StagedGone(Exception):
@@ -38,7 +72,8 @@ class Store(ABC):
     _shared: dict[tuple[str, Context], Store] = {}
     _shared_lock = threading.Lock()
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, place: Place, context: Context) -> None:
+        self.place = place
         self.context = context
         self.lock = threading.RLock()
         self.users = 0
@@ -203,8 +238,19 @@ class Store(ABC):
     # What a participant asks for --------------------------------------------------------------------------------------
 
     @abstractmethod
+    def commented_tables(self) -> list[tuple[Any, ...]]:
+        """The tables of the schema whose names begin as those of staging tables do, each with its comment."""
+
     def staged(self) -> dict[Branch, str]:
         """What is staged here by anybody who names it as we do: branch -> table."""
+        found = self.commented_tables()
+        named = {branch: table for table, comment in found if (branch := parse_branch(comment or ""))}
+        return {branch: table for branch, table in named.items() if table == stage_table(str(branch))}
+
+    def drop_staged(self, tables: Iterable[str]) -> None:
+        quoted = ", ".join(self.place.named(table) for table in tables)
+        if quoted:
+            self.query("DROP TABLE IF EXISTS {tables}", tables=quoted)
 
     @abstractmethod
     def prepared(self) -> set[Branch]:
@@ -217,9 +263,6 @@ class Store(ABC):
     @abstractmethod
     def roll_back_prepared(self, branch: Branch) -> None:
         """Harmless when there is none."""
-
-    @abstractmethod
-    def drop_staged(self, tables: Iterable[str]) -> None: ...
 
     @abstractmethod
     def end_older_sessions(self) -> None:
