@@ -171,7 +171,10 @@ def test_participants_commit_in_the_opposite_order_of_their_preparing() -> None:
     assert asked == ["prepare b", "prepare a", "commit a", "commit b"]
 
 
-def test_a_commit_is_retried_within_its_limit_then_stalls_and_the_others_commit() -> None:
+def test_a_commit_is_retried_within_its_limit_then_stalls_and_the_others_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/semel", "run", "orders.py"])
     a, b = Scripted("a", [Outcome.RETRY, OSError("away"), Outcome.RETRY]), Scripted("b")
     store = MemoryStore()
     with pytest.raises(CommitStalled) as caught:
@@ -179,7 +182,7 @@ def test_a_commit_is_retried_within_its_limit_then_stalls_and_the_others_commit(
     assert str(caught.value) == (
         "Batch 4 is decided but could not be committed to a: OSError: away.\n"
         "  the data now: batch 4 is decided; visible in: b; still to commit: a\n"
-        "  what to do: Bring the sink back and start the pipeline again: "
+        "  what to do: Bring the sink back and start the pipeline again (semel run orders.py): "
         "it commits what is left and runs nothing twice."
     )
     assert PAUSES == [0.1, 0.2]

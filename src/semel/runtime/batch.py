@@ -52,6 +52,7 @@ from semel.protocol.invariants import (
 from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclear, resolve_batch
 from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
+from semel.runtime.command import start_again
 from semel.runtime.mend import choose_parts, replace_gone
 from semel.sinks.base import Context, Participant, StagedPart
 from semel.sources.lag import Lag
@@ -351,6 +352,7 @@ class Coordinator:
             raise CommitStalled(
                 f"Batch {work.id} is decided but could not be committed to {open_}: {_cause(work.error)}.",
                 data_now=now,
+                remedy=f"Bring the sink back and {start_again()}: it commits what is left and runs nothing twice.",
             ) from work.error
         doubt = ", ".join(sorted(work.batch.having(Outcome.IN_DOUBT)))
         raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=now)
@@ -416,7 +418,7 @@ class Coordinator:
                 raise CommitStalled(
                     f"Batch {batch} could not be committed to {committable.sink}: {_cause(work.error)}.",
                     data_now=f"some sinks may show batch {batch} already",
-                    remedy=f"Bring the sink back and start the pipeline again: {then}.",
+                    remedy=f"Bring the sink back and {start_again()}: {then}.",
                 ) from work.error
         failpoint("batch.committed")
         return Report(batch, "committed", sum(c.rows for c in prepared))
