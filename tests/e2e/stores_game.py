@@ -62,8 +62,10 @@ class StoresGame(KafkaGame):
 
     def require_exactly_once(self) -> Findings:
         findings = super().require_exactly_once()
-        assert {kind: words[:5] for kind, words in self.wrong_elsewhere().items() if words} == {}
-        assert self.left_behind() == []
+        wrong = {kind: words[:5] for kind, words in self.wrong_elsewhere().items() if words}
+        assert wrong == {}, wrong
+        left = self.left_behind()
+        assert left == [], left
         return findings
 
     def wrong_elsewhere(self) -> dict[str, list[str]]:

@@ -30,6 +30,8 @@ class Scripted(Participant):
     refuses: Exception | None = None
     #: So often its store is away when it is to prepare.
     away: int = 0
+    #: And so often when it is to roll back.
+    cannot_abort: int = 0
     calls: list[str] = field(default_factory=list)
     left: tuple[Branch, ...] = ()
 
@@ -53,6 +55,10 @@ class Scripted(Participant):
         return answer
 
     def abort(self, branches: Iterable[Branch]) -> None:
+        if self.cannot_abort:
+            self.cannot_abort -= 1
+            self.calls.append("abort away")
+            raise SinkUnavailable("The store is away.")
         self.calls.append(f"abort {[b.task for b in branches]}")
 
     def recover(self) -> Remains:
@@ -135,7 +141,8 @@ def test_a_store_that_stays_away_fails_the_batch_in_its_own_words() -> None:
     c = coordinator(a, b)
     with pytest.raises(SinkUnavailable, match="The store is away"):
         c.exactly_once(4, stage)
-    assert pytest.approx([0.1, 0.2, 0.4]) == PAUSES
+    # The last one ends where the patience does.
+    assert pytest.approx([0.1, 0.2, 0.4, 0.3]) == PAUSES
     assert "commit 0" not in a.calls + b.calls
     assert c.log is not None
     assert c.log.journal(4) == ()
@@ -445,3 +452,22 @@ def test_old_journals_and_lost_retries_are_tidied_once_in_a_while() -> None:
         c.tidy(batch)
     assert c.log.batches() == [TIDY_EVERY_BATCHES, 2 * TIDY_EVERY_BATCHES - 1]
     assert a.calls == ["abort [3]", "abort [3]"]
+
+
+@pytest.mark.parametrize("when", ["before the decision", "after it"])
+def test_after_trouble_what_lost_tries_left_is_tidied_as_soon_as_the_store_is_there(when: str) -> None:
+    """The store may have been away whenever a try was rolled back."""
+    away = when == "before the decision"
+    a, b = Scripted("a", away=int(away), answers=[] if away else [Outcome.RETRY]), Scripted("b")
+    c = coordinator(a, b)
+    c.tidy(0)
+    c.exactly_once(4, stage)
+    a.left = (Branch(c.attempt(4, 0), "a", 7, 0),)
+    a.calls.clear()
+    a.cannot_abort = 1
+    c.tidy(4)
+    assert (a.calls, b.calls[-1]) == (["abort away"], "commit 0")
+    c.tidy(5)
+    assert (a.calls, b.calls[-1]) == (["abort away", "abort [7]"], "abort []")
+    c.tidy(6)
+    assert len(a.calls) == 2

@@ -79,13 +79,14 @@ class Stage(Protocol):
 class Limits:
     """How often and how long a batch tries before the pipeline stops. All of it is the caller's.
 
-    By default a store may be away for half a minute, before the decision and after it.
+    By default a store may be away for half a minute before the decision, and for a minute after it: a pipeline that
+    stops then leaves a batch visible in some stores and not in others.
     """
 
     stage_patience_s: float = 40.0
     stage_pause_s: float = 0.25
     stage_pause_s_max: float = 5.0
-    commit_tries: int = 12
+    commit_tries: int = 16
     commit_pause_s: float = 0.25
     commit_pause_s_max: float = 5.0
     mends: int = 3
@@ -115,6 +116,8 @@ class Coordinator:
     limits: Limits = Limits()
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    #: A store was away since the last tidying: it may hold what a lost try left.
+    had_trouble: bool = False
 
     def attempt(self, batch: int, number: int) -> Attempt:
         return Attempt(self.context.pipeline, batch, number, self.context.incarnation)
@@ -131,12 +134,22 @@ class Coordinator:
             participant.close()
 
     def tidy(self, batch: int) -> None:
-        """Once in a while: forget old journals, and drop what lost task retries staged up to this committed batch."""
-        if batch % TIDY_EVERY_BATCHES == TIDY_EVERY_BATCHES - 1:
-            if self.log is not None:
-                self.log.prune(before_batch=batch - BATCHES_KEPT)
+        """Once in a while forget old journals; then, and after trouble, drop what is left up to this committed batch.
+
+        Lost tries of tasks and of the batch leave something behind. A store that is away is tidied another time.
+        """
+        is_due = batch % TIDY_EVERY_BATCHES == TIDY_EVERY_BATCHES - 1
+        if is_due and self.log is not None:
+            self.log.prune(before_batch=batch - BATCHES_KEPT)
+        if not (is_due or self.had_trouble):
+            return
+        try:
             for participant in self.participants.values():
                 participant.abort(b for b in participant.recover().branches if b.attempt.batch <= batch)
+            self.had_trouble = False
+        except SinkUnavailable as error:
+            self.had_trouble = True
+            _LOG.warning("batch %s is committed; what lost tries of it left is not dropped yet: %s", batch, error.what)
 
     # Exactly once -----------------------------------------------------------------------------------------------------
 
@@ -244,8 +257,10 @@ class Coordinator:
             try:
                 return prepare()
             except SinkUnavailable as error:
+                self.had_trouble = True
                 give_up_at = min(give_up_at, self.clock() + self.limits.stage_patience_s)
-                if self.clock() + pause_s > give_up_at:
+                pause_s = min(pause_s, give_up_at - self.clock())
+                if pause_s <= 0:
                     raise
                 _LOG.warning("%s: %s Trying again in %.2f s.", attempt, error.what, pause_s)
             self.sleep(pause_s)
@@ -319,6 +334,7 @@ class Coordinator:
                 outcome = Outcome.RETRY
             if outcome is not Outcome.RETRY:
                 return outcome
+            self.had_trouble = True
             if tries_left:
                 why = _cause(work.error)
                 _LOG.warning("%s: %s is decided and not committed yet: %s.", committable.attempt, committable.key, why)

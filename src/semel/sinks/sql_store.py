@@ -145,8 +145,9 @@ class Store(ABC):
     def transaction(self) -> Iterator[Callable[..., list[tuple[Any, ...]]]]:
         """A transaction of its own: committed at the end, rolled back on any error."""
         with self.lock:
-            connection = self._side_connection()
-            self.run(connection, "BEGIN")
+            # Nothing is done yet: a connection that is found dead is made anew.
+            self.query("BEGIN")
+            connection = self._side
             try:
                 yield partial(self.run, connection)
                 self.run(connection, "COMMIT")
@@ -174,9 +175,16 @@ class Store(ABC):
                 raise
 
     def _begin(self, attempt: Attempt, branch: Branch | None) -> Held:
-        if self._holder is None or self.is_broken(self._holder):
-            self._drop(held=True)
-            self._holder = self.connect()
+        if self._holder is not None and not self.is_broken(self._holder):
+            try:
+                self.begin(self._holder, branch)
+                return Held(attempt)
+            except Exception:
+                # One that was idle while the server died is found dead only now. Nothing was done on it yet.
+                if not self.is_broken(self._holder):
+                    raise
+        self._drop(held=True)
+        self._holder = self.connect()
         self.begin(self._holder, branch)
         return Held(attempt)
 
