@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -393,3 +394,22 @@ def test_the_memory_of_a_task_does_not_grow_with_its_rows(db: Database) -> None:
     assert 30 < peak_mb < RESIDENT_MB_MAX, peak_mb
     ((table,),) = db.run("SELECT relname FROM pg_class WHERE relname LIKE 'semel_stage_%'")
     assert db.run(f"SELECT count(*) FROM {quoted(table)}") == [(ROWS,)]  # noqa: S608 - ours
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tasks_that_begin_at_the_same_moment_create_what_is_missing_once(db: Database, mode: str) -> None:
+    """A session that has found a table missing goes on believing that for a while."""
+    for number in range(5):
+        sink = db.keyed(mode, f"orders_{number}")
+        start = threading.Barrier(4)
+
+        def staged(task: int, sink: Postgres = sink, start: threading.Barrier = start) -> StagedPart:
+            writer = sink.writer(Branch(attempt(), sink.name, task, 0))
+            start.wait()
+            writer.write(rows((task, "x")))
+            return writer.prepare()
+
+        with started(sink) as participant, ThreadPoolExecutor(4) as tasks:
+            parts = list(tasks.map(staged, range(4)))
+            commit(participant, participant.prepare(attempt(), parts))
+        assert db.run(f"SELECT count(*) FROM {sink.table}") == [(4,)]  # noqa: S608 - our own name

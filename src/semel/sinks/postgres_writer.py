@@ -76,11 +76,7 @@ class PostgresWriter(Writer):
         attempt, place = self.branch.attempt, self.sink.place
         connection = place.connect(application_name(attempt.pipeline, attempt.incarnation))
         self._connection = connection
-        if not is_set_up(self.sink, self._run, schema):
-            self._run("BEGIN")
-            self._run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
-            set_up(self.sink, self._run, schema)
-            self._run("COMMIT")
+        self._set_up(schema)
         columns = {c.name: c for c in columns_of(connection, self.sink.target)}
         problems = self.sink.mismatches(schema, list(columns.values()))
         if problems:
@@ -93,6 +89,17 @@ class PostgresWriter(Writer):
         self._copying = connection.cursor().copy(f"COPY {into} ({names}) FROM STDIN (FORMAT binary)")
         self._copy = self._copying.__enter__()
         self._copy.write(HEADER)
+
+    def _set_up(self, schema: pa.Schema) -> None:
+        """Create what is missing, unless another task has done so meanwhile."""
+        if is_set_up(self.sink, self._run, schema):
+            return
+        self._run("BEGIN")
+        self._run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
+        # A session remembers which names it found missing. Only when it opens a table it hears what others have made.
+        self._run("SELECT FROM pg_class LIMIT 0")
+        set_up(self.sink, self._run, schema)
+        self._run("COMMIT")
 
     def prepare(self) -> StagedPart:
         if self._connection is None:
