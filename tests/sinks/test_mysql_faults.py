@@ -1,0 +1,236 @@
+"""What goes wrong with MySQL: logins, urls, servers that are away or too old, their errors, tasks that meet."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pymysql
+import pytest
+
+import semel.sinks.mysql_writer  # noqa: F401 - it comes with the first row, and would keep what a test plays then
+from semel.dev.mariadb import MariaDbServer
+from semel.errors import BatchFailed, ConfigError, MissingExtra, SemelError, SinkUnavailable
+from semel.ids import Branch
+from semel.protocol.events import Outcome
+from semel.sinks import mysql_store
+from semel.sinks.base import StagedPart
+from semel.sinks.mysql import MySql
+from semel.sinks.mysql_store import settings_of
+from tests.contract.harness import attempt
+from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, rows, started, write
+
+__all__ = ["db", "own_server"]
+
+
+def test_a_wrong_login_is_an_error_of_the_pipeline_and_shows_no_password(db: Database) -> None:
+    settings = settings_of(db.url)
+    where = f"{settings['host']}:{settings['port']}"
+    urls = [
+        f"mysql://semel:geheim-42@{where}/semel",
+        f"mysql://nobody:geheim-42@{where}/semel",
+        db.url.removesuffix("/semel") + "/nowhere",
+        db.url + "?ssl_ca=/nowhere/geheim-42.pem",
+    ]
+    for url in urls:
+        with pytest.raises(ConfigError) as caught:
+            db.sink(url=url).check(rows().schema)
+        assert "geheim-42" not in "".join(map(str, _chain(caught.value))).replace("/nowhere/geheim-42.pem", "")
+        assert settings["password"].decode() not in "".join(map(repr, _chain(caught.value)))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def test_a_server_that_is_away_is_waited_for(db: Database) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        sink = db.sink(url=f"mysql://u:geheim-42@127.0.0.1:{port}/semel", timeout_s=1)
+        began = time.monotonic()
+        with pytest.raises(SinkUnavailable, match="MySQL cannot be reached"):
+            sink.check(rows().schema)
+        assert time.monotonic() - began < 10
+    with pytest.raises(SinkUnavailable, match="MySQL cannot be reached: Can't connect") as caught:
+        sink.check(rows().schema)
+    assert "geheim-42" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:geheim-42@h/db",
+        "mysql://u:geheim-42@h:port/db",
+        "mysql://u:12/geheim-42@h/db",
+        "mysql://u:geheim@-42@h/db",
+        "mysql://u:1?geheim-42=x@h/db",
+        "mysql://u:1#geheim-42@h/db",
+        "mysql://h/db",
+        "mysql://u:geheim-42@/db",
+        "mysql://u:geheim-42@h/",
+        "mysql://u:geheim-42@h/db?ssl_nonsense=geheim-42",
+        "geheim-42",
+    ],
+)
+def test_a_url_that_cannot_be_used_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MySql(url, "orders")
+    assert "geheim" not in "".join(map(repr, _chain(caught.value)))
+
+
+def test_what_a_url_says() -> None:
+    found = settings_of("mysql://us%40er:p%C5%BE%2F%3F@h:3307/my%20db?ssl_ca=/ca.pem&ssl_verify_identity=true")
+    expected = {"host": "h", "port": 3307, "user": "us@er", "password": "pž/?".encode(), "database": "my db"}
+    assert found == expected | {"ssl_ca": "/ca.pem", "ssl_verify_identity": True, "ssl_verify_cert": True}
+    assert settings_of("mariadb://u@h/db")["port"] == 3306
+
+
+def test_the_password_is_shown_nowhere(db: Database) -> None:
+    sink = db.sink(url="mysql://u:geheim-42@h/db")
+    shown = f"{sink!r} {sink} {sink.describe()} {sink.place!r} {sink.name}"
+    assert "geheim-42" not in shown
+    assert pickle.loads(pickle.dumps(sink)) == sink  # noqa: S301 - our own bytes
+    assert sink.describe() == f"MySQL table {db.table} in db at h"
+
+
+def test_a_name_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no names of more than 64 letters"):
+        MySql("mysql://u@h/db", "x" * 65)
+    with pytest.raises(ConfigError, match=r"no names of more than 64 letters: '.*_latest'"):
+        MySql("mysql://u@h/db", "x" * 60, mode="versions", key="id")
+
+
+def test_a_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pymysql", None)
+    with pytest.raises(MissingExtra, match=r"The MySql sink needs PyMySQL(.|\n)*pip install 'semel\[mysql\]'"):
+        MySql("mysql://u@h/db", "orders").check(rows().schema)
+
+
+#: number of the error -> what it is for the coordinator.
+ERRORS: dict[int, type[SemelError]] = {
+    1205: SinkUnavailable,
+    1213: SinkUnavailable,
+    1040: SinkUnavailable,
+    1053: SinkUnavailable,
+    1290: SinkUnavailable,
+    1614: SinkUnavailable,
+    1927: SinkUnavailable,
+    2002: SinkUnavailable,
+    2003: SinkUnavailable,
+    2006: SinkUnavailable,
+    2013: SinkUnavailable,
+    1062: BatchFailed,
+    1142: BatchFailed,
+    1146: BatchFailed,
+    1264: BatchFailed,
+}
+
+
+@pytest.mark.parametrize("number", ERRORS)
+def test_errors_of_the_server_are_told_apart(number: int) -> None:
+    sink = MySql("mysql://u@h/db", "orders")
+    with (
+        pytest.raises(ERRORS[number]) as caught,
+        sink.translated("refused", refused=BatchFailed),
+    ):
+        raise pymysql.err.OperationalError(number, "said the server")
+    assert str(caught.value).startswith("MySQL table orders in db at h refused: said the server.\n")
+    assert ("GRANT" in str(caught.value)) == (number == 1142)
+
+
+def test_a_closed_connection_is_away() -> None:
+    sink = MySql("mysql://u@h/db", "orders")
+    with pytest.raises(SinkUnavailable, match="the connection is closed"), sink.translated("x", refused=BatchFailed):
+        raise pymysql.err.InterfaceError(0, "")
+
+
+def test_a_user_who_may_not_list_xa_transactions_is_told_so(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MySQL asks for XA_RECOVER_ADMIN; MariaDB does not, so the refusal is played."""
+
+    def refused(_run: Any) -> set[Branch]:
+        raise pymysql.err.OperationalError(1401, "XAER_RMERR: Fatal error occurred in the transaction branch")
+
+    monkeypatch.setattr("semel.sinks.mysql.prepared_branches", refused)
+    monkeypatch.setattr(mysql_store, "prepared_branches", refused)
+    for sink in (db.sink("xa"), db.sink(firm=True)):
+        with pytest.raises(ConfigError, match="GRANT XA_RECOVER_ADMIN"):
+            sink.check(rows().schema)
+    # Where there are none to end the right is not needed.
+    write(db.sink(), rows((1, "a")))
+    assert db.rows() == [(1, "a")]
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("8.0.36", True), ("5.7.44-log", False), ("5.5.5-10.11.2-MariaDB", True), ("10.4.1-MariaDB", False)],
+)
+def test_servers_that_are_too_old_are_refused(db: Database, version: str, fits: bool) -> None:
+    class Old:
+        def get_server_info(self) -> str:
+            return version
+
+    with closing(db.sink().place.connect()) as connection:
+        run = mysql_store.runner(connection, db.sink().place)
+        if fits:
+            db.sink()._check_server(Old(), run)
+        else:
+            with pytest.raises(ConfigError, match="which is too old"):
+                db.sink()._check_server(Old(), run)
+
+
+def test_mariadb_with_a_binary_log_is_warned_of(own_server: MariaDbServer, caplog: pytest.LogCaptureFixture) -> None:
+    """MDEV-21469. The same server without it, and modes without XA, are left in peace."""
+    db = Database(own_server.url)
+    caplog.set_level(logging.WARNING, "semel")
+    db.sink("xa").check(rows().schema)
+    assert caplog.messages == []
+    own_server.stop()
+    own_server.settings.update({"log_bin": "bin", "server_id": "1", "innodb_flush_log_at_trx_commit": "2"})
+    own_server.start()
+    try:
+        db.sink().check(rows().schema)
+        assert [message.split(": ")[1] for message in caplog.messages] == ["innodb_flush_log_at_trx_commit is 2"]
+        for sink in (db.sink("xa"), db.sink(firm=True)):
+            caplog.clear()
+            sink.check(rows().schema)
+            assert "MDEV-21469" in caplog.messages[1]
+        write(db.sink("xa"), rows((1, "a")), rows((2, "b")))
+        assert db.rows() == [(1, "a"), (2, "b")]
+    finally:
+        own_server.stop()
+        for name in ("log_bin", "server_id"):
+            del own_server.settings[name]
+        own_server.settings["innodb_flush_log_at_trx_commit"] = "1"
+        own_server.start()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tasks_that_begin_at_the_same_moment_create_what_is_missing_once(own_server: MariaDbServer, mode: str) -> None:
+    """On a server of our own: the table of versions is for all, and must be missing, too."""
+    db = Database(own_server.url)
+    for number in range(5):
+        db.run("DROP TABLE IF EXISTS semel_versions")
+        name = f"orders_{number}{db.suffix}"
+        sink = db.sink(mode, table=name, name=name)
+        start = threading.Barrier(4)
+
+        def staged(task: int, sink: MySql = sink, start: threading.Barrier = start) -> StagedPart:
+            writer = sink.writer(Branch(attempt(), sink.name, task, 0))
+            start.wait()
+            writer.write(rows((task, "x")))
+            return writer.prepare()
+
+        with started(sink) as participant, ThreadPoolExecutor(4) as tasks:
+            parts = list(tasks.map(staged, range(4)))
+            assert commit(participant, participant.prepare(attempt(), parts)) is Outcome.COMMITTED
+        assert db.run(f"SELECT count(*) FROM {sink.table}") == [(4,)]  # noqa: S608 - our own name
+    assert db.staged() == []
