@@ -28,9 +28,10 @@ class Account:
     def is_ours(self) -> bool:
         return self.uid == os.geteuid()
 
-    def command(self, command: Sequence[str]) -> list[str]:
+    def command(self, command: Sequence[str], **environment: str) -> list[str]:
         """A command line that runs another as this user, with nothing of our environment: it may hold secrets."""
         clean = [_tool("env"), "-i", "-C", "/", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
+        clean += [f"{name}={value}" for name, value in environment.items()]
         change = [_tool("setpriv"), f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
         return [*clean, *([] if self.is_ours else change), *command]
 
@@ -45,14 +46,16 @@ class Account:
         command = self.command([_tool("test"), "-x", str(folder)])
         return subprocess.run(command, timeout=LOOK_TIMEOUT_S_MAX, check=False).returncode == 0  # noqa: S603  the arguments are ours, there is no shell
 
-    def run(self, command: Sequence[str], *, text: str, keep: int, seconds_max: float) -> tuple[int, str]:
+    def run(
+        self, command: Sequence[str], *, text: str, keep: int, temporary: str, seconds_max: float
+    ) -> tuple[int, str]:
         """Run a program to its end with `text` on stdin. Returns its exit code and all that it said.
 
-        It inherits the descriptor `keep`.
+        It inherits the descriptor `keep`, and puts its temporary files into the folder `temporary`.
         """
         try:
             done = subprocess.run(  # noqa: S603  the arguments are ours, there is no shell
-                self.command(command),
+                self.command(command, TMPDIR=temporary),
                 input=text,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

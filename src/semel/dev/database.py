@@ -242,8 +242,9 @@ class DatabaseServer(ABC):
         self._log_bytes_before = self.log.stat().st_size if self.log.is_file() else 0
         with opened(self.data) as descriptor:
             root = self.as_root if account.uid == 0 else ()
-            command = [*self.command(self._place(self.data, descriptor)), *root]
-            self.process = spawn(account.command(command), self.log)
+            place = self._place(self.data, descriptor)
+            # Servers must not share a folder for temporary files: MariaDB's have the same names in each.
+            self.process = spawn(account.command([*self.command(place), *root], TMPDIR=place), self.log)
 
     def wait_until_ready(self, *, seconds_max: float = START_TIMEOUT_S_MAX) -> None:
         """Wait until a client can log in."""
@@ -294,7 +295,10 @@ class DatabaseServer(ABC):
 
     def _runner(self, account: Account, descriptor: int) -> Run:
         def run(command: Sequence[str], text: str = "") -> None:
-            code, said = account.run(command, text=text, keep=descriptor, seconds_max=INITIALISE_TIMEOUT_S_MAX)
+            temporary = self._place(self.new_data, descriptor)
+            code, said = account.run(
+                command, text=text, keep=descriptor, temporary=temporary, seconds_max=INITIALISE_TIMEOUT_S_MAX
+            )
             if code != 0:
                 raise unavailable(
                     f"{Path(command[0]).name} could not make a data folder: {telling_line(self._hushed(said))}",
