@@ -7,7 +7,7 @@ VENV35 := .venv-spark35
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format lock test-spark35 bench chaos-kafka chaos-stores clean
+.PHONY: help setup demo test test-long lint format lock test-spark35 bench chaos-kafka chaos-stores clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -26,8 +26,11 @@ lint: $(VENV)/.installed  ## ruff and mypy over every file
 format: $(VENV)/.installed  ## rewrite the files as ruff wants them
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+test-long: $(VENV)/.installed  ## what takes too long for every build: more chains of kills, more broken servers
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
+
 test-spark35: $(VENV35)/.installed  ## the smaller suite under PySpark 3.5.7
-	@$(VENV35)/bin/python -m pytest -n 2 --dist worksteal -m spark35 $(ARGS)
+	@$(VENV35)/bin/python -m pytest -n 2 --dist worksteal -m "spark35 and not long" $(ARGS)
 
 bench: $(VENV)/.installed  ## what exactly-once adds to a batch; run it on a quiet machine
 	@$(BIN)/python benchmarks/overhead.py $(ARGS)

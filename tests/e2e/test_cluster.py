@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
+import pytest
 
 from semel.dev.ports import free_port
 from tests.e2e.game import Game
@@ -50,6 +51,7 @@ def _parent_executor(worker: int, executors: list[int]) -> int:
     return next(executor for executor in executors if descends(worker, executor))
 
 
+@pytest.mark.long
 def test_task_retries_double_nothing(make_game: Make) -> None:
     """A Python worker is killed after it prepared; Spark retries the task, and only the retry counts."""
     game = cluster_game(make_game, batches=5)

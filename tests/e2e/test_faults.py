@@ -17,7 +17,12 @@ Make = Callable[..., Game]
 
 
 @pytest.mark.parametrize(
-    ("point", "sink"), [("batch.staged", "sqlite"), ("batch.prepared", "files"), ("batch.decided", "files")]
+    ("point", "sink"),
+    [
+        ("batch.staged", "sqlite"),
+        pytest.param("batch.prepared", "files", marks=pytest.mark.long),
+        ("batch.decided", "files"),
+    ],
 )
 def test_a_zombie_driver_stops_and_the_output_is_exactly_once(make_game: Make, point: str, sink: str) -> None:
     """The first driver is stopped with SIGSTOP, the second takes over and finishes, the first wakes up."""
@@ -80,7 +85,7 @@ def test_a_decided_batch_is_not_computed_again(make_game: Make) -> None:
 
 
 @pytest.mark.spark35
-@pytest.mark.parametrize("point", ["batch.decided", "batch.committed"])
+@pytest.mark.parametrize("point", ["batch.decided", pytest.param("batch.committed", marks=pytest.mark.long)])
 def test_a_forwarded_batch_still_moves_the_watermark(make_game: Make, point: str) -> None:
     """The killed run must close the same windows as one that was never killed, not fewer."""
     windows = []
@@ -102,6 +107,7 @@ def test_the_drop_in_survives_a_kill(make_game: Make) -> None:
     assert game.committed() == game.batches
 
 
+@pytest.mark.long
 def test_two_sinks_commit_together_or_not_at_all(make_game: Make) -> None:
     """Killed between the two commits, both show the batch after the next start; before it, one does."""
     game = make_game(batches=5, sink="both")
@@ -113,7 +119,6 @@ def test_two_sinks_commit_together_or_not_at_all(make_game: Make) -> None:
     assert game.committed("sqlite") == game.committed("files") == game.batches
 
 
-@pytest.mark.spark35
 def test_the_guarantees_differ_under_kill(make_game: Make) -> None:
     """The same kill after the rows are visible and before Spark knows: doubled, lost, and neither."""
     seen = {}
@@ -155,6 +160,7 @@ def test_a_batch_that_fails_leaves_nothing_and_runs_again(make_game: Make) -> No
     assert game.committed() == 3
 
 
+@pytest.mark.long
 def test_random_kills(make_game: Make) -> None:
     """Five kills at moments that no failpoint names."""
     game = make_game(batches=40)

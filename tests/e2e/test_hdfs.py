@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.e2e.game import Game
-
-pytestmark = pytest.mark.spark35
 
 POINTS = ("startup.claimed@1", "batch.prepared@2", "log.written@5", "batch.decided@2", "batch.committed@2")
 

@@ -53,6 +53,7 @@ def test_the_transaction_of_a_killed_executor_is_ended_and_readers_go_on(make_ka
 # Brokers ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_broker_killed_between_prepare_decision_and_commit(
     make_kafka_game: Make, kafka_cluster: KafkaCluster
 ) -> None:
@@ -81,6 +82,7 @@ def _lists(game: KafkaGame, transactions: list[str]) -> bool:
     return game.open_transactions() == transactions
 
 
+@pytest.mark.long
 def test_a_pipeline_outlives_a_broker_that_is_away_for_some_batches(
     make_kafka_game: Make, kafka_cluster: KafkaCluster
 ) -> None:

@@ -1,12 +1,14 @@
 """kill -9 at every arrow of the protocol, Kafka to Kafka, with a read_committed reader running all the time.
 
 One pipeline lives through all kills in a row, so that each life both recovers from the last kill and runs into the
-next.
+next. In every build the chain of several stores, in `test_stores_kills.py`, passes the same points.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import pytest
 
 from semel.failpoints import FAILPOINTS
 from tests.e2e.kafka_game import KafkaGame, forwarded
@@ -39,6 +41,7 @@ IDS_MAX = 12
 DECIDED = ("batch.decided", "kafka.committed", "batch.committed")
 
 
+@pytest.mark.long
 def test_kill_at_every_failpoint(make_kafka_game: Callable[..., KafkaGame]) -> None:
     game = make_kafka_game(batches=2 * len(ORDER))
     left_decided: list[str] = []

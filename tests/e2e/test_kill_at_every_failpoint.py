@@ -26,7 +26,9 @@ POINTS = [p for p in FAILPOINTS if p.split(".")[0] in (*SHARED, *SINKS)]
 NTH = {"log.written": 5} | dict.fromkeys((p for p in FAILPOINTS if p.startswith("startup.")), 1)
 
 
-@pytest.mark.parametrize("shape", ["stateless", pytest.param("stateful", marks=pytest.mark.spark35)])
+@pytest.mark.parametrize(
+    "shape", [pytest.param("stateless", marks=pytest.mark.long), pytest.param("stateful", marks=pytest.mark.spark35)]
+)
 def test_kill_at_every_failpoint(make_game: Callable[..., Game], shape: str) -> None:
     game = make_game(sink="both", shape=shape, batches=2 * len(POINTS))
     for point in POINTS:

@@ -53,7 +53,7 @@ def test_servers_that_die_and_stay_away_for_half_a_minute_at_each_step_cost_time
     postgres, mariadb = game.databases["Postgres"], game.databases["MySql"]
     steps: dict[str, tuple[KafkaCluster | DatabaseServer, ...]] = {
         "batch.staged@2": (postgres, mariadb),
-        "batch.prepared@4": (mariadb,),
+        "batch.prepared@4": (mariadb, kafka_cluster),
         "batch.decided@6": (postgres, kafka_cluster),
         "batch.committed@8": (postgres, mariadb, kafka_cluster),
     }

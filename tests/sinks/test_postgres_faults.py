@@ -399,7 +399,7 @@ def test_the_memory_of_a_task_does_not_grow_with_its_rows(db: Database) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_tasks_that_begin_at_the_same_moment_create_what_is_missing_once(db: Database, mode: str) -> None:
     """A session that has found a table missing goes on believing that for a while."""
-    for number in range(5):
+    for number in range(3):
         sink = db.keyed(mode, f"orders_{number}")
         start = threading.Barrier(4)
 
