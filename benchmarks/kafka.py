@@ -40,7 +40,7 @@ PARTITIONS = 4
 VALUE_BYTES = 150
 SETTINGS = {"linger.ms": "20", "batch.size": "1000000", "compression.type": "none", "acks": "all"}
 #: The JVM compiles for a minute or so, and takes a third of two cores for it.
-WARM_UP_ROUNDS = 2
+WARM_UP_ROUNDS = 3
 SMALL_ROWS, SMALL_BATCHES, WARM_UP_BATCHES = 1_000, 140, 40
 
 

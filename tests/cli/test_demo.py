@@ -37,21 +37,21 @@ def play(folder: Path, *arguments: str, python: tuple[str, str] = ("-m", "semel.
 
 
 def test_a_short_demo_is_exactly_once_and_says_so_in_one_json_object(tmp_path: Path) -> None:
-    result = play(tmp_path, "--kills", "2", "--orders", "600")
+    result = play(tmp_path, "--kills", "3", "--orders", "600")
     expected = {"seed": 7, "produced": 600, "delivered": 600, "lost": 0, "duplicated": 0, "aggregates_wrong": 0}
     assert {key: result[key] for key in expected} == expected
-    assert result["kills"] == 2
+    assert result["kills"] == 3
     # 24 files, two per batch, two pipelines. A kill before Spark wrote a batch's offsets may make one batch of two.
-    assert 24 - 2 * 2 <= result["batches"] <= 2 * 24
+    assert 24 - 2 * 3 <= result["batches"] <= 2 * 24
     assert result["replayed"] >= 1
     assert result["seconds"] > 0
     assert result["ok"] is True
-    assert (result["baseline"]["kills"], result["baseline"]["lost"]) == (2, 0)
+    assert (result["baseline"]["kills"], result["baseline"]["lost"]) == (3, 0)
     assert set(result["baseline"]) >= {"produced", "delivered", "duplicated", "aggregates_wrong", "batches", "replayed"}
     output = Path(result["output"])
     assert output == tmp_path / "out"
     assert json.loads((output / "result.json").read_text()) == result
-    assert kill_marks(output / "timeline.svg") == {"semel": 2, "plain Spark": 2}
+    assert kill_marks(output / "timeline.svg") == {"semel": 3, "plain Spark": 3}
     # Only the result is left behind: no database, no checkpoint, no archive.
     assert sorted(path.name for path in output.iterdir()) == ["result.json", "timeline.svg"]
 

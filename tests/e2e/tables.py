@@ -47,7 +47,9 @@ class TableWatcher(threading.Thread):
     def look(self) -> Look | None:
         """None when the server is away, or the table not there yet."""
         try:
-            rows = self._query(" UNION ALL ".join(self._end_of(p) for p in range(PARTITIONS)))
+            if self._connection is None:
+                self._connection = self._connect()
+            rows = _query(self._connection, " UNION ALL ".join(self._end_of(p) for p in range(PARTITIONS)))
         except Exception:  # noqa: BLE001 - whatever it is, there is nothing to see
             self.misses += 1
             self._connection = None
@@ -63,24 +65,24 @@ class TableWatcher(threading.Thread):
         return f"SELECT {part}, max(place) FROM {self.table} WHERE part = {part}"  # noqa: S608 - ours
 
     def rows(self) -> Counter[Hashable]:
-        """All rows: id, partition, offset."""
-        return Counter(
-            (int(a), int(b), int(c))
-            for a, b, c in self._query(f"SELECT id, part, place FROM {self.table}")  # noqa: S608 - ours
-        )
-
-    def _query(self, sql: str) -> list[Any]:
-        if self._connection is None:
-            self._connection = self._connect()
-        cursor = self._connection.cursor()
-        cursor.execute(sql)
-        found: list[Any] = list(cursor.fetchall())
-        return found
+        """All rows: id, partition, offset. Over a connection of its own: the thread uses the other one meanwhile."""
+        connection = self._connect()
+        try:
+            found = _query(connection, f"SELECT id, part, place FROM {self.table}")  # noqa: S608 - ours
+        finally:
+            connection.close()
+        return Counter((int(a), int(b), int(c)) for a, b, c in found)
 
     def stop(self) -> None:
         self._stopping.set()
         if self.is_alive():
             self.join(LATE_S_MAX)
+
+
+def _query(connection: Any, sql: str) -> list[Any]:
+    cursor = connection.cursor()
+    cursor.execute(sql)
+    return list(cursor.fetchall())
 
 
 def wrong_looks(looks: list[Look], plan: BatchPlan, decided_at: Mapping[tuple[int, int], float]) -> list[str]:
