@@ -12,13 +12,13 @@ import pymysql
 import pytest
 
 from semel.dev.mariadb import MariaDbServer, mariadb
-from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant
+from semel.sinks.base import Participant
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_load import quote
 from semel.sinks.mysql_store import settings_of
 from tests.contract.harness import attempt, context, together
+from tests.sinks.participants import prepare, started
 
 KEYED = ("upsert", "dedup", "versions")
 MODES = ("ledger", "xa", *KEYED)
@@ -87,31 +87,6 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDbServ
         yield server
 
 
-@contextmanager
-def started(sink: MySql, who: Context | None = None) -> Iterator[Participant]:
-    participant = sink.participant(who or context())
-    try:
-        participant.fence()
-        yield participant
-    finally:
-        participant.close()
-
-
-def prepare(participant: Participant, sink: MySql, which: Attempt, *batches: pa.RecordBatch) -> tuple[Committable, ...]:
-    """One task per batch. A task that fails is told to abort, as the runtime does."""
-    parts = []
-    for task, batch in enumerate(batches):
-        writer = sink.writer(Branch(which, sink.name, task, 0))
-        try:
-            writer.write(batch)
-            parts.append(writer.prepare())
-        except BaseException:
-            writer.abort()
-            participant.abort(participant.recover().branches)
-            raise
-    return participant.prepare(which, parts)
-
-
 def commit(participant: Participant, committables: Sequence[Committable]) -> Outcome:
     return together([participant.commit(c) for c in committables])
 
@@ -126,16 +101,6 @@ def write(sink: MySql, *batches: pa.RecordBatch | Sequence[pa.RecordBatch], inca
             assert commit(participant, promise) is Outcome.COMMITTED
 
 
-def rows(*pairs: tuple[Any, ...], names: Sequence[str] = ("id", "text")) -> pa.RecordBatch:
-    """Rows of an int64 and texts."""
-    schema = pa.schema([(name, pa.string() if place else pa.int64()) for place, name in enumerate(names)])
-    return pa.RecordBatch.from_pylist([dict(zip(names, pair, strict=True)) for pair in pairs], schema=schema)
-
-
 def stamped(*triples: tuple[int, str, int | None]) -> pa.RecordBatch:
     schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("at", pa.int32())])
     return pa.RecordBatch.from_pylist([{"id": i, "text": t, "at": a} for i, t, a in triples], schema=schema)
-
-
-def column(values: Sequence[Any], kind: pa.DataType, name: str = "x") -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(values, kind)], [name])

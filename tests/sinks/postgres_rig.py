@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from semel.dev.postgres import PostgresServer
-from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant
+from semel.sinks.base import Participant
 from semel.sinks.postgres import Postgres
 from tests.contract.harness import attempt, context, together
+from tests.sinks.participants import prepare, started
 
 KEYED = ("upsert", "dedup", "versions")
 MODES = ("ledger", "prepared", *KEYED)
@@ -77,33 +77,6 @@ def db(postgres_server: PostgresServer) -> Iterator[Database]:
     database.end()
 
 
-@contextmanager
-def started(sink: Postgres, who: Context | None = None) -> Iterator[Participant]:
-    participant = sink.participant(who or context())
-    try:
-        participant.fence()
-        yield participant
-    finally:
-        participant.close()
-
-
-def prepare(
-    participant: Participant, sink: Postgres, which: Attempt, *batches: pa.RecordBatch
-) -> tuple[Committable, ...]:
-    """One task per batch. A task that fails is told to abort, as the runtime does."""
-    parts = []
-    for task, batch in enumerate(batches):
-        writer = sink.writer(Branch(which, sink.name, task, 0))
-        try:
-            writer.write(batch)
-            parts.append(writer.prepare())
-        except BaseException:
-            writer.abort()
-            participant.abort(participant.recover().branches)
-            raise
-    return participant.prepare(which, parts)
-
-
 def commit(participant: Participant, committables: Sequence[Committable]) -> set[Outcome]:
     return {participant.commit(c) for c in committables}
 
@@ -118,16 +91,6 @@ def write(sink: Postgres, *batches: pa.RecordBatch | Sequence[pa.RecordBatch], i
             outcomes = commit(participant, prepare(participant, sink, which, *tasks))
             # A task without rows has nothing to commit.
             assert together(list(outcomes)) is Outcome.COMMITTED
-
-
-def rows(*pairs: tuple[Any, ...], names: Sequence[str] = ("id", "text")) -> pa.RecordBatch:
-    """Rows of an int64 and texts."""
-    schema = pa.schema([(name, pa.string() if place else pa.int64()) for place, name in enumerate(names)])
-    return pa.RecordBatch.from_pylist([dict(zip(names, pair, strict=True)) for pair in pairs], schema=schema)
-
-
-def column(values: Sequence[Any], kind: pa.DataType, name: str = "x") -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(values, kind)], [name])
 
 
 def quoted(name: str) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import pickle
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -21,11 +19,11 @@ from semel.errors import BatchFailed, ConfigError, MissingExtra, SemelError, Sin
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks import mysql_store
-from semel.sinks.base import StagedPart
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_store import settings_of
 from tests.contract.harness import attempt
-from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, rows, started, write
+from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
+from tests.sinks.participants import rows, stage_at_once, started
 
 __all__ = ["db", "own_server"]
 
@@ -221,16 +219,8 @@ def test_tasks_that_begin_at_the_same_moment_create_what_is_missing_once(own_ser
         db.run("DROP TABLE IF EXISTS semel_versions")
         name = f"orders_{number}{db.suffix}"
         sink = db.sink(mode, table=name, name=name)
-        start = threading.Barrier(4)
-
-        def staged(task: int, sink: MySql = sink, start: threading.Barrier = start) -> StagedPart:
-            writer = sink.writer(Branch(attempt(), sink.name, task, 0))
-            start.wait()
-            writer.write(rows((task, "x")))
-            return writer.prepare()
-
-        with started(sink) as participant, ThreadPoolExecutor(4) as tasks:
-            parts = list(tasks.map(staged, range(4)))
+        with started(sink) as participant:
+            parts = stage_at_once(sink, attempt(), *(rows((task, "x")) for task in range(4)))
             assert commit(participant, participant.prepare(attempt(), parts)) is Outcome.COMMITTED
         assert db.run(f"SELECT count(*) FROM {sink.table}") == [(4,)]  # noqa: S608 - our own name
     assert db.staged() == []

@@ -14,7 +14,8 @@ from semel.protocol.events import Outcome
 from semel.sinks.memory import Memory
 from semel.sinks.mysql import MySql
 from tests.contract.harness import attempt, context
-from tests.sinks.mysql_rig import KEYED, Database, commit, db, prepare, rows, stamped, started, write
+from tests.sinks.mysql_rig import KEYED, Database, commit, db, stamped, write
+from tests.sinks.participants import prepare, rows, started
 
 __all__ = ["db"]
 

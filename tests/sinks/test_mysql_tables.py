@@ -10,7 +10,8 @@ import pytest
 
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch
 from tests.contract.harness import attempt
-from tests.sinks.mysql_rig import KEYED, MODES, Database, db, prepare, rows, started, write
+from tests.sinks.mysql_rig import KEYED, MODES, Database, db, write
+from tests.sinks.participants import prepare, rows, started
 
 __all__ = ["db"]
 

@@ -23,7 +23,8 @@ from semel.sinks.mysql_load import Field, Loader
 from semel.sinks.mysql_store import Place
 from semel.sinks.mysql_types import Column, encoder
 from tests.contract.harness import attempt
-from tests.sinks.mysql_rig import Database, column, commit, db, own_server, prepare, rows, started, write
+from tests.sinks.mysql_rig import Database, commit, db, own_server, write
+from tests.sinks.participants import column, prepare, rows, started
 
 __all__ = ["db", "own_server"]
 UTC = dt.timezone.utc

@@ -17,7 +17,8 @@ from semel.protocol.events import Outcome
 from semel.sinks import mysql_store
 from semel.sinks.mysql_store import FREE, HELD, VISIBLE, Place, end_prepared, fate, parse_xid, xid
 from tests.contract.harness import OURS, attempt, context
-from tests.sinks.mysql_rig import Database, commit, db, own_server, prepare, rows, started, write
+from tests.sinks.mysql_rig import Database, commit, db, own_server, write
+from tests.sinks.participants import prepare, rows, started
 
 __all__ = ["db", "own_server"]
 

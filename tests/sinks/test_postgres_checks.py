@@ -20,7 +20,8 @@ from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.postgres import Postgres
 from tests.contract.harness import attempt, context
-from tests.sinks.postgres_rig import MODES, Database, commit, db, prepare, quoted, rows, started, write
+from tests.sinks.participants import prepare, rows, started
+from tests.sinks.postgres_rig import MODES, Database, commit, db, quoted, write
 
 __all__ = ["db"]
 TWO = rows().schema

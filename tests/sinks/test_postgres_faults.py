@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,18 +24,8 @@ from semel.sinks.postgres import Postgres
 from semel.sinks.postgres_store import application_name
 from semel.sinks.sql_store import stage_table
 from tests.contract.harness import OTHERS, OURS, attempt, context, open_descriptors
-from tests.sinks.postgres_rig import (
-    MODES,
-    Database,
-    commit,
-    db,
-    eventually,
-    prepare,
-    quoted,
-    rows,
-    started,
-    write,
-)
+from tests.sinks.participants import prepare, rows, stage_at_once, started
+from tests.sinks.postgres_rig import MODES, Database, commit, db, eventually, quoted, write
 
 __all__ = ["db"]
 T = TypeVar("T")
@@ -401,15 +390,7 @@ def test_tasks_that_begin_at_the_same_moment_create_what_is_missing_once(db: Dat
     """A session that has found a table missing goes on believing that for a while."""
     for number in range(3):
         sink = db.keyed(mode, f"orders_{number}")
-        start = threading.Barrier(4)
-
-        def staged(task: int, sink: Postgres = sink, start: threading.Barrier = start) -> StagedPart:
-            writer = sink.writer(Branch(attempt(), sink.name, task, 0))
-            start.wait()
-            writer.write(rows((task, "x")))
-            return writer.prepare()
-
-        with started(sink) as participant, ThreadPoolExecutor(4) as tasks:
-            parts = list(tasks.map(staged, range(4)))
+        with started(sink) as participant:
+            parts = stage_at_once(sink, attempt(), *(rows((task, "x")) for task in range(4)))
             commit(participant, participant.prepare(attempt(), parts))
         assert db.run(f"SELECT count(*) FROM {sink.table}") == [(4,)]  # noqa: S608 - our own name

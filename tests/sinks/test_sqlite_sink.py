@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -17,9 +16,10 @@ import pytest
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant
+from semel.sinks.base import Participant
 from semel.sinks.sqlite import Sqlite
 from tests.contract.harness import arrow, attempt, context, rows_of
+from tests.sinks.participants import started
 
 TWO_COLUMNS = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
@@ -27,16 +27,6 @@ TWO_COLUMNS = pa.schema([("id", pa.int64()), ("text", pa.string())])
 @pytest.fixture
 def db(tmp_path: Path) -> str:
     return str(tmp_path / "shop.db")
-
-
-@contextmanager
-def started(sink: Sqlite, who: Context | None = None) -> Iterator[Participant]:
-    participant = sink.participant(who or context())
-    try:
-        participant.fence()
-        yield participant
-    finally:
-        participant.close()
 
 
 def prepare_one(participant: Participant, sink: Sqlite, which: Attempt, *batches: pa.RecordBatch) -> Committable:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId, parse_branch
-from semel.sinks.base import Context
 from semel.sinks.postgres_types import Column
 from semel.sinks.sql_store import STAGE_PREFIX, Store, with_names
 from semel.sinks.sql_store import Place as SqlPlace
@@ -144,9 +143,6 @@ def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
 
 class PostgresStore(Store):
     place: Place
-
-    def __init__(self, place: Place, context: Context) -> None:
-        super().__init__(place, context)
 
     def connect(self) -> psycopg.Connection[Any]:
         return self.place.connect(application_name(self.context.pipeline, self.context.incarnation))
