@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from semel.sinks.postgres_store import quote
+from semel.sinks.postgres_store import psycopg_, quote
 from semel.sinks.postgres_types import sql_type
-from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run
+from semel.sinks.sql import DEDUP, KEYED, UPSERT, VERSION_COLUMN, VERSIONS, Run
 from semel.sinks.sql_store import StagedGone
 
 if TYPE_CHECKING:
@@ -28,20 +28,56 @@ def move(sink: Postgres, run: Run, stages: Sequence[str]) -> int:
     version = _next_version(sink, run) if sink.mode == VERSIONS else 0
     if sink.mode == DEDUP:
         _forget_old_ids(sink, run)
-    staged = sum(move_one(sink, run, stage, version) for stage in stages)
+    staged = _move_all(sink, run, stages, version)
     # What a deferred constraint refuses must be refused now: after the decision it would be too late.
     run("SET CONSTRAINTS ALL IMMEDIATE")
     return staged
 
 
+def _move_all(sink: Postgres, run: Run, stages: Sequence[str], version: int) -> int:
+    """Until a key is there already, we take it that all are new: to insert without asking takes half the time."""
+    staged, all_new = 0, sink.mode in KEYED
+    for stage in stages:
+        found = _move_new(sink, run, stage, version) if all_new else None
+        all_new = found is not None
+        staged += move_one(sink, run, stage, version) if found is None else found
+        if sink.mode == VERSIONS and sink.versions_kept:
+            _drop_old_versions(sink, run, stage)
+    return staged
+
+
 def move_one(sink: Postgres, run: Run, stage: str, version: int = 0) -> int:
     """Move the rows of one table, which is there. Returns how many were staged."""
-    names = [row[0] for row in run(NAMES_OF_COLUMNS, (stage,))]
+    names = _columns(run, stage)
     if sink.mode in (UPSERT, VERSIONS):
         return _upsert(sink, run, stage, names, version)
     if sink.mode == DEDUP:
         return _dedup(sink, run, stage, names)
     return _changed(run, "INSERT INTO {target} ({names}) SELECT {names} FROM {stage}", **_names(sink, stage, names))
+
+
+def _move_new(sink: Postgres, run: Run, stage: str, version: int) -> int | None:
+    """Move the rows of one table if all of its keys are new and different, else nothing and return None.
+
+    In the order of the keys, so that neighbours in an index are written together.
+    """
+    named = _names(sink, stage, _columns(run, stage))
+    run("SAVEPOINT semel_new")
+    try:
+        if sink.mode == DEDUP:
+            run("INSERT INTO {seen} ({key}) SELECT {key} FROM {stage} ORDER BY {key}", **named, seen=seen_table(sink))
+        staged = _changed(
+            run,
+            "INSERT INTO {target} ({names}{column}) SELECT {names}{version} FROM {stage}{in_order}",
+            **named,
+            **_versioned(sink, version),
+            in_order="" if sink.mode == DEDUP else f" ORDER BY {named['key']}",
+        )
+    except psycopg_().errors.UniqueViolation:
+        run("ROLLBACK TO SAVEPOINT semel_new")
+        return None
+    run("RELEASE SAVEPOINT semel_new")
+    return staged
 
 
 def exists(run: Run, name: str) -> bool:
@@ -52,6 +88,17 @@ def exists(run: Run, name: str) -> bool:
 NAMES_OF_COLUMNS = """
 SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+
+
+def _columns(run: Run, stage: str) -> list[str]:
+    return [row[0] for row in run(NAMES_OF_COLUMNS, (stage,))]
+
+
+def _versioned(sink: Postgres, version: int) -> dict[str, str]:
+    """What stands behind the other columns and their values."""
+    if sink.mode != VERSIONS:
+        return {"column": "", "version": ""}
+    return {"column": f", {quote(VERSION_COLUMN)}", "version": f", {version}"}
 
 
 def _names(sink: Postgres, stage: str, names: Sequence[str]) -> dict[str, str]:
@@ -84,20 +131,16 @@ def _upsert(sink: Postgres, run: Run, stage: str, names: Sequence[str], version:
     # A row that does not say when it was made is older than all that do.
     by = quote(sink.order_by)
     newer = f" WHERE t.{by} <= excluded.{by} OR t.{by} IS NULL" if sink.order_by else ""
-    versioned = sink.mode == VERSIONS
     run(
         "INSERT INTO {target} AS t ({names}{column}) "
         "SELECT DISTINCT ON ({key}) {names}{version} FROM {stage} ORDER BY {key}, {order}ctid DESC "
         "ON CONFLICT ({conflict}) DO {action}",
         **_names(sink, stage, names),
-        column=f", {quote(VERSION_COLUMN)}" if versioned else "",
-        version=f", {version}" if versioned else "",
-        conflict=_list([*sink.key, VERSION_COLUMN] if versioned else sink.key),
+        **_versioned(sink, version),
+        conflict=_list([*sink.key, VERSION_COLUMN] if sink.mode == VERSIONS else sink.key),
         order=order,
         action=f"UPDATE SET {updates}{newer}" if updates else "NOTHING",
     )
-    if versioned and sink.versions_kept:
-        _drop_old_versions(sink, run, stage)
     return _count(run, stage)
 
 
