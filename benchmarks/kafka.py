@@ -89,7 +89,8 @@ class Bench:
         return stream.parquet(f"{self.folder}/rows")
 
     def kafka(self, rows_per_batch: int = 0) -> DataFrame:
-        limit = {"maxOffsetsPerTrigger": str(rows_per_batch or self.rows_per_batch)}
+        # Spark rounds down for each partition: the few rows that are left over would be a batch of their own.
+        limit = {"maxOffsetsPerTrigger": str((rows_per_batch or self.rows_per_batch) + PARTITIONS)}
         if self.source == "semel":
             stream = semel.read_kafka(self.spark, self.input, servers=self.servers, options=limit)
         else:

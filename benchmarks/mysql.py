@@ -6,8 +6,6 @@ python benchmarks/mysql.py [--rows 1000000] [--rounds 3] [--modes ledger,xa] [--
 from __future__ import annotations
 
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from benchmarks.tables import (  # noqa: E402
     measure,
     say,
     scratch_folder,
+    write_text,
 )
 
 import semel  # noqa: E402
@@ -39,7 +38,6 @@ KEYED = ("upsert", "dedup", "versions")
 
 @dataclass
 class MySqlBench(Bench):
-    url: str = ""
     modes: dict[str, str] = field(default_factory=lambda: dict(MODES))
     jar: str = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 
@@ -67,8 +65,7 @@ class MySqlBench(Bench):
         settings = "?sessionVariables=sql_mode=ANSI_QUOTES&connectionTimeZone=UTC"
         settings += "&rewriteBatchedStatements=true" * tuned
         return {
-            "url": f"jdbc:mariadb://{at.hostname}:{at.port}{at.path}{settings}"
-            + "&rewriteBatchedStatements=true" * tuned,
+            "url": f"jdbc:mariadb://{at.hostname}:{at.port}{at.path}{settings}",
             "user": at.username or "",
             "password": at.password or "",
             "driver": "org.mariadb.jdbc.Driver",
@@ -78,21 +75,8 @@ class MySqlBench(Bench):
     def sink(self, table: str, mode: str) -> semel.Sink:
         return semel.MySql(self.url, table, mode=mode, key=["id"] if mode in KEYED else [])
 
-    def load_raw(self, table: str) -> float:
-        files = self._raw_files()
-        began = time.perf_counter()
-        with ProcessPoolExecutor(2) as pool:
-            list(pool.map(_load, files, [self.url] * len(files), [table] * len(files)))
-        return time.perf_counter() - began
-
-    def _raw_files(self) -> list[str]:
-        """The rows as LOAD DATA reads them, one file per task."""
-        folder = self.folder / "raw"
-        if not folder.is_dir():
-            folder.mkdir()
-            for number, file in enumerate(sorted(self.folder.glob("rows/*.parquet"))):
-                _write_raw(file, folder / f"{number}.tsv")
-        return sorted(map(str, folder.glob("*.tsv")))
+    def limits(self) -> dict[str, Any]:
+        return {"limit": (write_text, _load)}
 
 
 def connect(url: str) -> Any:
@@ -108,20 +92,6 @@ def connect(url: str) -> Any:
     )
 
 
-def _write_raw(source: Path, target: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from pyarrow import csv
-
-    table = pq.read_table(source)
-    at = table["at"].cast(pa.timestamp("us")).cast(pa.string())
-    csv.write_csv(
-        table.set_column(4, "at", at),
-        target,
-        csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none"),
-    )
-
-
 def _load(file: str, url: str, table: str) -> None:
     with connect(url) as connection, connection.cursor() as cursor:
         cursor.execute("SET time_zone = '+00:00'")
@@ -131,7 +101,7 @@ def _load(file: str, url: str, table: str) -> None:
 def main() -> None:
     given = arguments(__doc__ or "")
     with scratch_folder() as folder, mariadb(folder / "mariadb", settings=SETTINGS, say=say) as server:
-        measure(MySqlBench(given.rows, folder, url=server.url), given)
+        measure(MySqlBench(given.rows, folder, server.url), given)
 
 
 if __name__ == "__main__":

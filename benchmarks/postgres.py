@@ -6,8 +6,6 @@ python benchmarks/postgres.py [--rows 1000000] [--rounds 3] [--modes ledger,prep
 from __future__ import annotations
 
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from benchmarks.tables import (  # noqa: E402
     measure,
     say,
     scratch_folder,
+    write_text,
 )
 
 import semel  # noqa: E402
@@ -39,7 +38,6 @@ KEYED = ("upsert", "dedup", "versions")
 
 @dataclass
 class PostgresBench(Bench):
-    url: str = ""
     modes: dict[str, str] = field(default_factory=lambda: dict(MODES))
     jar: str = "org.postgresql:postgresql:42.7.7"
 
@@ -76,23 +74,12 @@ class PostgresBench(Bench):
     def sink(self, table: str, mode: str) -> semel.Sink:
         return semel.Postgres(self.url, table, mode=mode, key=["id"] if mode in KEYED else [])
 
-    def load_raw(self, table: str) -> float:
-        files = self._raw_files()
-        began = time.perf_counter()
-        with ProcessPoolExecutor(2) as pool:
-            list(pool.map(_load, files, [self.url] * len(files), [table] * len(files)))
-        return time.perf_counter() - began
-
-    def _raw_files(self) -> list[str]:
-        """The rows as the server itself writes them, in binary, one file per task."""
-        folder = self.folder / "raw"
-        if not folder.is_dir():
-            folder.mkdir()
-            _write_raw(self.folder, folder)
-        return sorted(map(str, folder.glob("*.copy")))
+    def limits(self) -> dict[str, Any]:
+        """Text is what COPY reads by default. Rows that are in the server's binary form already cost it least."""
+        return {"limit": (write_text, _load_text), "limit_binary": (_write_binary, _load_binary)}
 
 
-def _write_raw(source: Path, folder: Path) -> None:
+def _write_binary(source: Path, target: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -100,23 +87,30 @@ def _write_raw(source: Path, folder: Path) -> None:
     from semel.sinks.postgres_types import Column, encoder
 
     types = {"id": "int8", "customer": "int8", "amount": "float8", "text": "text", "at": "timestamptz"}
-    for number, file in enumerate(sorted(source.glob("rows/*.parquet"))):
-        table = pq.read_table(file)
-        # Spark writes timestamps in a form of its own, without a zone.
-        table = table.set_column(4, "at", table["at"].cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")))
-        encoders = [encoder(f.type, Column(f.name, types[f.name])) for f in table.schema]
-        with (folder / f"{number}.copy").open("wb") as out:
-            out.write(HEADER)
-            for batch in table.to_batches(max_chunksize=10_000):
-                for rows in encode_rows(batch, encoders):  # type: ignore[arg-type]
-                    out.write(rows)
-            out.write(TRAILER)
+    table = pq.read_table(source)
+    # Spark writes timestamps in a form of its own, without a zone.
+    table = table.set_column(4, "at", table["at"].cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")))
+    encoders = [encoder(f.type, Column(f.name, types[f.name])) for f in table.schema]
+    with target.open("wb") as out:
+        out.write(HEADER)
+        for batch in table.to_batches(max_chunksize=10_000):
+            for rows in encode_rows(batch, encoders):  # type: ignore[arg-type]
+                out.write(rows)
+        out.write(TRAILER)
 
 
-def _load(file: str, url: str, table: str) -> None:
+def _load_text(file: str, url: str, table: str) -> None:
+    _load(file, url, f"COPY {table} FROM STDIN")
+
+
+def _load_binary(file: str, url: str, table: str) -> None:
+    _load(file, url, f"COPY {table} FROM STDIN (FORMAT binary)")
+
+
+def _load(file: str, url: str, statement: str) -> None:
     with (
-        psycopg.connect(url) as connection,
-        connection.cursor().copy(f"COPY {table} FROM STDIN (FORMAT binary)") as copy,
+        psycopg.connect(url, options="-c timezone=UTC") as connection,
+        connection.cursor().copy(statement) as copy,
         Path(file).open("rb") as source,
     ):
         while block := source.read(1 << 20):
@@ -126,7 +120,7 @@ def _load(file: str, url: str, table: str) -> None:
 def main() -> None:
     given = arguments(__doc__ or "")
     with scratch_folder() as folder, postgres(folder / "postgres", settings=SETTINGS, say=say) as server:
-        measure(PostgresBench(given.rows, folder, url=server.url), given)
+        measure(PostgresBench(given.rows, folder, server.url), given)
 
 
 if __name__ == "__main__":

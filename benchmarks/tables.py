@@ -16,6 +16,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ PARTITIONS = 4
 PLAIN, KEY, VERSIONS = "plain", "key", "versions"
 ROWS_PER_INSERT = "10000"
 WARM_UP_ROUNDS = 1
+PROCESSES = 2
 #: bigint, bigint, double, a text of 64 characters, timestamp
 COLUMNS = (
     "id",
@@ -55,6 +57,7 @@ class Bench(ABC):
 
     rows: int
     folder: Path
+    url: str
     rates: dict[str, list[float]] = field(default_factory=dict)
 
     modes: dict[str, str] = field(default_factory=dict)
@@ -80,8 +83,11 @@ class Bench(ABC):
     def sink(self, table: str, mode: str) -> semel.Sink: ...
 
     @abstractmethod
-    def load_raw(self, table: str) -> float:
-        """The rows of the files that `prepare_raw` made, from one process per core. Returns the seconds it took."""
+    def limits(self) -> dict[str, tuple[Callable[[Path, Path], None], Callable[[str, str, str], None]]]:
+        """name -> how the rows of a file of Spark's become one that the server reads, and how that gets there.
+
+        The latter is called in one process per core, with the file, the server and the table.
+        """
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
@@ -132,10 +138,21 @@ class Bench(ABC):
         self._require_all(table)
         return float(self.rows / seconds)
 
-    def run_raw(self) -> float:
+    def run_raw(self, limit: str) -> float:
+        """The rows as the server reads them, without Spark: what it can take at most."""
+        write, load = self.limits()[limit]
+        folder = self.folder / limit
+        if not folder.is_dir():
+            folder.mkdir()
+            for number, file in enumerate(sorted(self.folder.glob("rows/*.parquet"))):
+                write(file, folder / str(number))
         table = f"bench_{uuid.uuid4().hex[:8]}"
         self.create(table, PLAIN)
-        seconds = self.load_raw(table)
+        files = sorted(map(str, folder.iterdir()))
+        began = time.perf_counter()
+        with ProcessPoolExecutor(PROCESSES) as pool:
+            list(pool.map(load, files, [self.url] * len(files), [table] * len(files)))
+        seconds = time.perf_counter() - began
         self._require_all(table)
         return self.rows / seconds
 
@@ -150,7 +167,8 @@ class Bench(ABC):
         for round_ in range(1 - WARM_UP_ROUNDS, rounds + 1):
             for name, (shape, write) in self.writers().items():
                 self._note(name, round_, rounds, self.run(spark, shape, write))
-            self._note("limit", round_, rounds, self.run_raw())
+            for name in self.limits():
+                self._note(name, round_, rounds, self.run_raw(name))
         return self.result()
 
     def _note(self, name: str, round_: int, rounds: int, rate: float) -> None:
@@ -166,12 +184,24 @@ class Bench(ABC):
                 mode: self._ratio(mode, "jdbc_tuned" if shape == PLAIN else "jdbc_tuned_with_key")
                 for mode, shape in self.modes.items()
             },
-            "ratio_to_limit": {mode: self._ratio(mode, "limit") for mode in self.modes},
+            **{f"ratio_to_{limit}": {mode: self._ratio(mode, limit) for mode in self.modes} for limit in self.limits()},
         }
 
     def _ratio(self, ours: str, theirs: str) -> float:
         pairs = zip(self.rates[ours], self.rates[theirs], strict=True)
         return round(statistics.median(a / b for a, b in pairs), 3)
+
+
+def write_text(source: Path, target: Path) -> None:
+    """A line for each row, its fields between tabs: as COPY and LOAD DATA read and write by default."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyarrow import csv
+
+    table = pq.read_table(source)
+    at = table["at"].cast(pa.timestamp("us")).cast(pa.string())
+    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    csv.write_csv(table.set_column(4, "at", at), target, options)
 
 
 def arguments(description: str) -> argparse.Namespace:

@@ -17,6 +17,7 @@ from kafka.record import MemoryRecords
 from semel.sinks import kafka_direct
 from semel.sinks.kafka_delivery import DeliveryFailed
 from semel.sinks.kafka_direct import DirectProducer, suits
+from semel.sinks.kafka_records import BATCH_BYTES
 from semel.sinks.kafka_requests import Answer, Batches, Transaction
 
 PARTITIONS = 3
@@ -36,6 +37,9 @@ class Brokers:
     added: set[int] = field(default_factory=set)
     ended: list[bool] = field(default_factory=list)
     largest: int = 0
+    #: (partition, number of the first row, rows) -> the batch. What is sent again must be the same.
+    sent: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    refused: int = 0
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)  # noqa: S311 - it is a test
@@ -61,7 +65,7 @@ class Brokers:
     def produce(self, _node: int, _id: str | None, batches: Batches, then: Callable[[Answer], None]) -> None:
         if self._unlucky():
             return then(Answer({}))
-        codes = {("t", p): self._append(p, data) for p, data in batches["t"].items()}
+        codes = {("t", p): self._append(p, b"".join(pieces)) for p, pieces in batches["t"].items()}
         return then(Answer({}) if self._unlucky() else Answer(codes))
 
     # How they work.
@@ -78,9 +82,13 @@ class Brokers:
         if self._unlucky():
             return "NOT_LEADER_FOR_PARTITION"
         (batch,) = MemoryRecords(data)
+        assert batch.validate_crc()
         records = list(batch)
+        assert [record.offset for record in records] == list(range(len(records)))
+        assert self.sent.setdefault((partition, batch.base_sequence, len(records)), data) == data
         self.largest = max(self.largest, len(data))
         if len(data) > self.batch_bytes_max:
+            self.refused += 1
             return "MESSAGE_SIZE_TOO_LARGE"
         assert partition in self.added
         assert (batch.producer_id, batch.producer_epoch) == (7, 3)
@@ -108,15 +116,25 @@ def columns(*numbers: int, size: int = 10) -> dict[str, pa.Array]:
     }
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.floats(0.0, 0.4), st.lists(st.integers(1, 40), min_size=1, max_size=8))
-def test_every_row_arrives_once_and_in_turn(seed: int, trouble: float, sizes: list[int]) -> None:
-    brokers = Brokers(seed, trouble)
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.floats(0.0, 0.4),
+    st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    st.integers(1, 30),
+    st.sampled_from([10**9, 200]),
+)
+def test_every_row_arrives_once_and_in_turn(
+    seed: int, trouble: float, sizes: list[int], step: int, batch_bytes_max: int
+) -> None:
+    brokers = Brokers(seed, trouble, batch_bytes_max)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kafka_direct, "PAUSE_S", 0.0)
         patch.setattr(kafka_direct, "PAUSE_S_MAX", 0.0)
         patch.setattr(kafka_direct, "POLL_S", 0.001)
         patch.setattr(kafka_direct, "WAITING_BYTES_MAX", 1_000)
+        patch.setattr(kafka_direct, "ROWS_PER_STEP", step)
+        patch.setattr(kafka_direct, "STEP_BYTES_MAX", 1_000)
         mine = producer(brokers, batch_size="300")
         start = 0
         for size in sizes:
@@ -129,13 +147,39 @@ def test_every_row_arrives_once_and_in_turn(seed: int, trouble: float, sizes: li
     assert brokers.ended == []
 
 
-def test_a_batch_that_the_topic_does_not_take_is_split() -> None:
-    brokers = Brokers(batch_bytes_max=200)
-    mine = producer(brokers)
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_batch_that_the_topic_does_not_take_is_split_and_later_ones_are_smaller(compression: str) -> None:
+    brokers = Brokers(batch_bytes_max=150)
+    mine = producer(brokers, compression_type=compression)
     mine.send("t", columns(*range(50)), 50)
     mine.flush(20)
-    assert brokers.largest > 200
-    assert sum(len(log) for log in brokers.logs.values()) == 50
+    assert brokers.largest > 150
+    before = brokers.refused
+    mine.send("t", columns(*range(50)), 50)
+    mine.flush(20)
+    assert brokers.refused == before > 0
+    assert sum(len(log) for log in brokers.logs.values()) == 100
+
+
+def test_batches_are_filled_whatever_the_steps_that_their_rows_come_in() -> None:
+    brokers = Brokers()
+    mine = producer(brokers, batch_size="1000")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_direct, "ROWS_PER_STEP", 7)
+        mine.send("t", columns(*range(0, 500, 5)), 100)  # all to one partition
+        mine.flush(20)
+    # Of each row are counted a key of 1 byte, a value of 10, and 32 for what is around them.
+    full = (1000 - BATCH_BYTES) // (1 + 10 + 32)
+    assert [rows for _, _, rows in brokers.sent] == [full] * (100 // full) + [100 % full]
+
+
+def test_a_few_rows_that_wait_do_not_keep_the_memory_of_all_that_came_with_them() -> None:
+    mine = producer(Brokers(), batch_size="10000")
+    before = pa.total_allocated_bytes()
+    for start in range(0, 50_000, 10_000):
+        mine.send("t", columns(*range(start, start + 10_000), size=100), 10_000)
+    assert pa.total_allocated_bytes() - before < 100_000
+    mine.flush(20)
 
 
 def test_a_row_that_the_topic_does_not_take_is_named() -> None:
@@ -150,9 +194,9 @@ def test_a_row_that_the_topic_does_not_take_is_named() -> None:
 def test_a_row_above_the_limit_of_the_user_is_refused_before_it_is_sent() -> None:
     brokers = Brokers()
     mine = producer(brokers, message_max_bytes="400")
-    mine.send("t", columns(3, size=500), 1)
-    with pytest.raises(DeliveryFailed, match="Message size too large"):
-        mine.flush(20)
+    with pytest.raises(DeliveryFailed, match="Message size too large") as caught:
+        mine.send("t", columns(3, size=500), 1)
+    assert (caught.value.failures[0].key, caught.value.failures[0].size) == (b"3", 500)
     assert brokers.logs == {}
 
 

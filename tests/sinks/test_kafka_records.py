@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,28 +12,41 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 from kafka.record import MemoryRecords
 
-from semel.sinks.kafka_records import CODECS, encode, partitions_by_key, record_batch, varints
+from semel.sinks.kafka_records import CODECS, Pieces, cut, decode, encode, partitions_by_key, record_batch, varints
 
 blobs = st.one_of(st.none(), st.binary(max_size=200), st.sampled_from([b"", b"x" * 63, b"y" * 64, b"z" * 20_000]))
 
 
-def batch_of(rows: list[tuple[bytes | None, bytes | None]], compression: str = "none") -> bytes:
+Row = tuple[bytes | None, bytes | None]
+
+
+def batch_of(rows: list[Row], compression: str = "none", ends: Sequence[int] = ()) -> bytes:
+    return packed(pieces_of(rows, ends), len(rows), compression)
+
+
+def pieces_of(rows: list[Row], ends: Sequence[int] = ()) -> Pieces:
     keys, values = (pa.array([row[i] for row in rows], pa.binary()) for i in (0, 1))
-    return record_batch(
-        encode(keys, values),
-        len(rows),
-        producer_id=2**40,
-        epoch=32_767,
-        sequence=2**31 - 1,
-        now_ms=1_700_000_000_000,
-        transactional=True,
-        compression=compression,
+    return list(cut(encode(keys, values, np.arange(len(rows))), [*ends, len(rows)]))
+
+
+def packed(pieces: Pieces, rows: int, compression: str = "none") -> bytes:
+    return b"".join(
+        record_batch(
+            pieces,
+            rows,
+            producer_id=2**40,
+            epoch=32_767,
+            sequence=2**31 - 1,
+            now_ms=1_700_000_000_000,
+            transactional=True,
+            compression=compression,
+        )
     )
 
 
-@given(st.lists(st.tuples(blobs, blobs), min_size=1, max_size=80))
-def test_a_batch_holds_the_rows_in_their_order(rows: list[tuple[bytes | None, bytes | None]]) -> None:
-    (batch,) = MemoryRecords(batch_of(rows))
+@given(st.lists(st.tuples(blobs, blobs), min_size=1, max_size=80), st.integers(1, 80))
+def test_a_batch_holds_the_rows_in_their_order(rows: list[Row], end: int) -> None:
+    (batch,) = MemoryRecords(batch_of(rows, ends=[min(end, len(rows))]))
     assert batch.validate_crc()
     assert (batch.producer_id, batch.producer_epoch, batch.is_transactional) == (2**40, 32_767, True)
     read = list(batch)
@@ -41,24 +56,50 @@ def test_a_batch_holds_the_rows_in_their_order(rows: list[tuple[bytes | None, by
     assert all(not record.headers for record in read)
 
 
+@given(st.lists(st.tuples(blobs, blobs), min_size=1, max_size=30), st.integers(1, 30))
+def test_what_was_encoded_can_be_read_again(rows: list[Row], end: int) -> None:
+    assert decode(pieces_of(rows, [min(end, len(rows))])) == rows
+
+
+@given(st.lists(st.tuples(blobs, st.integers(0, 2)), min_size=1, max_size=60))
+def test_records_of_several_batches_are_made_at_once_and_sorted_later(rows: list[tuple[bytes | None, int]]) -> None:
+    chosen = [number for _, number in rows]
+    places = np.array([chosen[:i].count(number) for i, number in enumerate(chosen)])
+    order = sorted(range(len(rows)), key=lambda i: chosen[i])
+    records = encode(None, pa.array([value for value, _ in rows], pa.binary()), places).take(pa.array(order))
+    ends = np.cumsum([chosen.count(number) for number in range(3)]).tolist()
+    for number, piece in enumerate(cut(records, ends)):
+        expected = [value for value, of in rows if of == number]
+        if expected:
+            (batch,) = MemoryRecords(packed([piece], len(expected)))
+            assert [(record.offset, record.value) for record in batch] == list(enumerate(expected))
+
+
+def test_rows_far_into_an_array_of_more_than_two_gigabytes() -> None:
+    size = 3 << 30  # of zeros, which take no memory until someone writes into them
+    buffers = [None, pa.py_buffer(np.array([0, size - 3, size])), pa.py_buffer(np.zeros(size, np.uint8))]
+    values = pa.Array.from_buffers(pa.large_binary(), 2, buffers).slice(1)
+    assert decode([*cut(encode(None, values, np.arange(1)), [1])]) == [(None, bytes(3))]
+
+
 def test_a_batch_of_more_rows_than_the_table_of_numbers_has() -> None:
-    rows: list[tuple[bytes | None, bytes | None]] = [(b"%d" % i, b"v") for i in range(40_000)]
+    rows: list[Row] = [(b"%d" % i, b"v") for i in range(40_000)]
     (batch,) = MemoryRecords(batch_of(rows))
     assert [(record.key, record.value) for record in batch] == rows
 
 
 def test_columns_may_be_slices_text_and_absent() -> None:
     values = pa.array(["a", "b", None, "ä", "e"]).slice(1, 3)
-    body = encode(None, values)
+    body = list(cut(encode(None, values, np.arange(3)), [3]))
     one = record_batch(body, 3, producer_id=-1, epoch=-1, sequence=-1, now_ms=0, transactional=False)
-    (batch,) = MemoryRecords(one)
+    (batch,) = MemoryRecords(b"".join(one))
     assert not batch.is_transactional
     assert [(record.key, record.value) for record in batch] == [(None, b"b"), (None, None), (None, "ä".encode())]
 
 
 @pytest.mark.parametrize("compression", sorted(set(CODECS) - {"none"}))
 def test_a_compressed_batch_is_smaller_and_says_how(compression: str) -> None:
-    rows: list[tuple[bytes | None, bytes | None]] = [(b"k", b"v" * 1000)] * 20
+    rows: list[Row] = [(b"k", b"v" * 1000)] * 20
     plain, small = batch_of(rows), batch_of(rows, compression)
     assert len(small) < len(plain) / 5
     (batch,) = MemoryRecords(small)

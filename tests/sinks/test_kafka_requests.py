@@ -1,4 +1,4 @@
-"""What answers of brokers say: no broker in here."""
+"""What requests look like, and what answers of brokers say: no broker in here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from kafka.errors import ConcurrentTransactionsError, OffsetOutOfRangeError
+from kafka.protocol.broker_version_data import BrokerVersionData
+from kafka.protocol.producer import ProduceRequest
 
-from semel.sinks.kafka_records import encode, record_batch
-from semel.sinks.kafka_requests import NO_ANSWER, LogRecord, Slice, added, fetched, is_transient
+from semel.sinks.kafka_records import cut, encode, record_batch
+from semel.sinks.kafka_requests import (
+    NO_ANSWER,
+    PRODUCE_VERSION_MAX,
+    REQUEST_TIMEOUT_MS,
+    Batches,
+    LogRecord,
+    Slice,
+    added,
+    fetched,
+    is_transient,
+    produce_request,
+)
 
 OUT_OF_RANGE, INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS, TOPIC_AUTHORIZATION, NOT_ATTEMPTED = 1, 47, 51, 29, 55
 
@@ -31,9 +45,49 @@ def add_answer(**codes: list[int]) -> Any:
 
 def batch_at(offset: int, *values: bytes) -> bytes:
     """A batch as a broker keeps it: with the offset of its first record."""
-    records = encode(None, pa.array(values, pa.binary()))
-    made = record_batch(records, len(values), producer_id=7, epoch=3, sequence=0, now_ms=0, transactional=True)
-    return struct.pack(">q", offset) + made[8:]
+    count = len(values)
+    records = list(cut(encode(None, pa.array(values, pa.binary()), np.arange(count)), [count]))
+    made = record_batch(records, count, producer_id=7, epoch=3, sequence=0, now_ms=0, transactional=True)
+    return struct.pack(">q", offset) + b"".join(made)[8:]
+
+
+@pytest.mark.parametrize("version", range(3, PRODUCE_VERSION_MAX + 1))
+@pytest.mark.parametrize("transactional_id", [None, "mine", "ä" * 100])
+def test_rows_in_pieces_make_the_request_that_kafka_python_would_make(
+    transactional_id: str | None, version: int
+) -> None:
+    batches: Batches = {
+        "one": {0: [b"a", memoryview(b"bcd")[1:], b""], 7: [b"x" * 126], 300: [b"y" * 127]},
+        "t" * 200: {n: [bytes(100), bytes(20_000)] for n in range(150)},
+        "none": {},
+    }
+    topic = ProduceRequest.TopicProduceData
+    theirs = ProduceRequest(
+        transactional_id=transactional_id,
+        acks=-1,
+        timeout_ms=REQUEST_TIMEOUT_MS,
+        topic_data=[
+            topic(
+                name=name,
+                partition_data=[topic.PartitionProduceData(index=n, records=b"".join(r)) for n, r in of.items()],
+            )
+            for name, of in batches.items()
+        ],
+    )
+    ours = produce_request(transactional_id, batches)
+    for request in (ours, theirs):
+        request.API_VERSION = version
+        request.with_header(correlation_id=12_345, client_id="semel")
+    sent = ours.encode(framed=True, header=True)
+    assert sent == theirs.encode(framed=True, header=True)
+    assert ours.encode() == theirs.encode()
+    assert ours.encode(framed=True, header=True) == sent
+    assert ours.expect_response()
+
+
+def test_rows_go_by_no_version_that_would_add_their_partition_by_itself() -> None:
+    newest = BrokerVersionData(api_versions={ProduceRequest.API_KEY: (0, 13)})
+    assert newest.api_version(produce_request("mine", {})) == PRODUCE_VERSION_MAX
 
 
 def test_a_slice_begins_at_the_offset_that_was_asked_for_though_its_batch_begins_before() -> None:

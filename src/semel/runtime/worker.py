@@ -82,8 +82,8 @@ def lighten_import_path() -> None:
             del sys.path_importer_cache[entry]
 
 
+@functools.cache
 def lighten_collection() -> None:
     """Leave the imported modules out of the `gc.collect()` that PySpark calls after each task: they live on anyway."""
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()

@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from semel.kafka_options import CONNECTION
 from semel.sinks.kafka_delivery import UNASSIGNED, DeliveryFailed, Failure
-from semel.sinks.kafka_records import BATCH_BYTES, CODECS, RECORD_BYTES, encode, partitions_by_key, record_batch
+from semel.sinks.kafka_records import (
+    BATCH_BYTES,
+    CODECS,
+    RECORD_BYTES,
+    Pieces,
+    cut,
+    decode,
+    encode,
+    partitions_by_key,
+    record_batch,
+)
 from semel.sinks.kafka_requests import Answer, Transaction, is_transient
 from semel.sinks.kafka_wire import Wire
 
@@ -33,7 +43,10 @@ REQUEST_BYTES_MAX = 4 * 1024 * 1024
 #: How many requests may be under way to one broker, each with other partitions: the next one is there when it is done
 #: with the last. It works on one request of a connection at a time.
 REQUESTS_MAX = 3
-ROWS_PER_STEP = 10_000
+#: How much is taken in at once.
+ROWS_PER_STEP, STEP_BYTES_MAX = 10_000, 8 * 1024 * 1024
+#: Rows that are a smaller part of a step than this are copied: a few are not to keep the memory of all of them.
+SMALL_PART = 1 / 16
 PAUSE_S, PAUSE_S_MAX = 0.02, 0.5
 POLL_S = 0.1
 FAILURES_KEPT = 20
@@ -87,33 +100,44 @@ def suits(conf: Mapping[str, str]) -> bool:
 
 
 @dataclass
-class Rows:
-    """Some rows of one partition, next to each other in the batch that they travel in."""
+class Batch:
+    """Rows of one partition, next to each other. It is open for more until it is packed."""
 
     partition: Partition
-    key: pa.Array | None
-    value: pa.Array
-    size: int
+    #: Records as `encode` makes them. What is sent again must be the same, so nobody writes into them.
+    pieces: list[bytes | memoryview] = field(default_factory=list)
+    rows: int = 0
+    #: The most bytes that its rows may take, and how many it takes of those that wait.
+    bound: int = 0
+    size: int = 0
     sequence: int = -1
-    data: bytes = b""
+    data: Pieces = ()
     born: float = field(default_factory=time.monotonic)
-
-    def __len__(self) -> int:
-        return len(self.value)
 
 
 @dataclass
 class Partition:
     topic: str
     number: int
+    #: How large batches may be: less, once the topic refused one.
+    batch_bytes: int
     sequence: int = 0
-    #: Rows that do not fill a batch yet, and batches that wait for their turn; one may be under way.
-    gathered: list[Rows] = field(default_factory=list)
-    gathered_bytes: int = 0
-    batches: deque[Rows] = field(default_factory=deque)
+    #: A batch that is not full yet, and those that wait for their turn; one may be under way.
+    filling: Batch | None = None
+    batches: deque[Batch] = field(default_factory=deque)
     under_way: bool = False
     not_before: float = 0.0
     pause_s: float = PAUSE_S
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows of one step, up to `end` in the order of their partitions, and their first place in a batch."""
+
+    batch: Batch
+    place: int
+    start: int
+    end: int
 
 
 class DirectProducer:
@@ -135,7 +159,7 @@ class DirectProducer:
         self._partitions: dict[tuple[str, int], Partition] = {}
         #: How many requests are under way to each broker.
         self._busy: Counter[int] = Counter()
-        self._answers: SimpleQueue[tuple[int, list[Rows], Answer]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[int, list[Batch], Answer]] = SimpleQueue()
         self._waiting_bytes = 0
         self._failures: list[Failure] = []
         self._turn = time.monotonic_ns()
@@ -170,10 +194,10 @@ class DirectProducer:
         """Rows of one topic: `value`, and where given `key` and `partition`. Returns before they are acknowledged."""
         if self._transaction is None:
             self.init_transactions()
-        for start in range(0, rows, ROWS_PER_STEP):
-            part = {name: array.slice(start, ROWS_PER_STEP) for name, array in columns.items()}
-            for partition, chosen in self._by_partition(topic, part):
-                self._gather(partition, chosen.get("key"), chosen["value"])
+        sizes = _row_sizes(columns.get("key"), columns["value"])
+        for start, end in _steps(sizes, rows):
+            part = {name: array.slice(start, end - start) for name, array in columns.items()}
+            self._take_in(topic, part, sizes[start:end])
             self._go_on()
             if self._waiting_bytes > WAITING_BYTES_MAX:
                 self._make_room()
@@ -192,8 +216,8 @@ class DirectProducer:
 
         if self._transaction is None:
             self.init_transactions()
-        self._leaders_of(topic)
-        self._gather(self._partition(topic, partition), pa.array([key]), pa.array([value]))
+        columns = {"key": pa.array([key]), "value": pa.array([value]), "partition": pa.array([partition])}
+        self._take_in(topic, columns, _row_sizes(columns["key"], columns["value"]))
 
     def flush(self, timeout_s: float) -> None:
         """Return when every row is acknowledged. Raises when one is not, or when it takes too long."""
@@ -210,30 +234,33 @@ class DirectProducer:
     def drop(self) -> None:
         """Nothing to let go of: the connection is the process's own."""
 
-    def _by_partition(
-        self, topic: str, columns: Mapping[str, pa.Array]
-    ) -> Iterator[tuple[Partition, Mapping[str, pa.Array]]]:
+    def _take_in(self, topic: str, columns: Mapping[str, pa.Array], sizes: np.ndarray[Any, Any]) -> None:
+        """Make records of the rows of one step, and give each to the batch that it will travel in."""
         import numpy as np
         import pyarrow as pa
 
-        count = len(self._leaders_of(topic))
-        numbers = self._numbers(topic, columns, count)
-        # Numbers of two bytes are sorted without a comparison.
-        order = np.argsort(numbers.astype(np.uint16) if count <= 1 << 16 else numbers, kind="stable")
-        ends = np.cumsum(np.bincount(numbers, minlength=count))
-        sorted_ = {name: columns[name].take(pa.array(order)) for name in ("key", "value") if name in columns}
-        for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            if end > start:
-                yield (
-                    self._partition(topic, number),
-                    {name: array.slice(start, end - start) for name, array in sorted_.items()},
-                )
+        if sizes.max() > self._row_bytes_max:
+            raise self._refused(TOO_LARGE, topic, UNASSIGNED, columns, int(sizes.argmax()))
+        numbers = self._numbers(topic, columns)
+        counts = np.bincount(numbers)
+        chosen = np.flatnonzero(counts)
+        if len(chosen) == 1:
+            shares = self._shares(topic, chosen, counts, sizes)
+            records = encode(columns.get("key"), columns["value"], _places(shares))
+        else:
+            # Numbers of two bytes are sorted without a comparison.
+            order = np.argsort(numbers.astype(np.uint16) if len(counts) <= 1 << 16 else numbers, kind="stable")
+            shares = self._shares(topic, chosen, counts, sizes[order])
+            places = np.empty(len(order), np.int64)
+            places[order] = _places(shares)
+            records = encode(columns.get("key"), columns["value"], places).take(pa.array(order))
+        self._share_out(shares, records)
 
-    def _numbers(self, topic: str, columns: Mapping[str, pa.Array], count: int) -> np.ndarray[Any, Any]:
+    def _numbers(self, topic: str, columns: Mapping[str, pa.Array]) -> np.ndarray[Any, Any]:
         """The partition of each row: what the row says, else by its key, else the same for all, by turns."""
         import numpy as np
 
-        rows = len(columns["value"])
+        rows, count = len(columns["value"]), len(self._leaders_of(topic))
         self._turn += 1
         numbers = np.full(rows, self._turn % count, np.int64)
         key = columns.get("key")
@@ -252,60 +279,66 @@ class DirectProducer:
         return numbers
 
     def _partition(self, topic: str, number: int) -> Partition:
-        return self._partitions.setdefault((topic, number), Partition(topic, number))
+        if (topic, number) not in self._partitions:
+            self._partitions[topic, number] = Partition(topic, number, self._batch_bytes)
+        return self._partitions[topic, number]
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
-    def _gather(self, partition: Partition, key: pa.Array | None, value: pa.Array) -> None:
-        size = value.nbytes + (key.nbytes if key is not None else 0)
-        partition.gathered.append(Rows(partition, key, value, size))
-        partition.gathered_bytes += size
-        self._waiting_bytes += size
-        if partition.gathered_bytes >= self._batch_bytes:
-            self._cut(partition, all_of_it=False)
+    def _shares(
+        self, topic: str, chosen: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]
+    ) -> list[Share]:
+        """Which batches take the rows, whose sizes are in the order of their partitions. A full one is replaced."""
+        ends, shares = sizes.cumsum(), []
+        start = before = 0
+        for number in chosen.tolist():
+            partition, last = self._partition(topic, number), start + int(counts[number])
+            while start < last:
+                batch = partition.filling = partition.filling or Batch(partition)
+                end = min(last, _fitting(ends, before + partition.batch_bytes - batch.bound))
+                if end == start and batch.rows:
+                    self._close(batch)
+                    continue
+                end = max(end, start + 1)
+                shares.append(Share(batch, batch.rows, start, end))
+                batch.rows += end - start
+                batch.bound += int(ends[end - 1]) - before
+                if end < last or batch.bound >= partition.batch_bytes:
+                    partition.filling = None
+                start, before = end, int(ends[end - 1])
+        return shares
 
-    def _cut(self, partition: Partition, *, all_of_it: bool) -> None:
-        """Make batches of what was gathered; what does not fill one stays, unless all of it is wanted."""
-        if not partition.gathered:
-            return
-        import numpy as np
-
-        key, value = _together(partition.gathered)
-        sizes = _row_sizes(key, value)
-        if sizes.max() > self._row_bytes_max:
-            index = int(sizes.argmax())
-            raise self._refused(TOO_LARGE, partition.topic, UNASSIGNED, {"key": key, "value": value}, index)
-        self._waiting_bytes -= partition.gathered_bytes
-        partition.gathered, partition.gathered_bytes = [], 0
-        ends = np.cumsum(sizes)
-        start, before = 0, 0
-        while start < len(value):
-            end = max(int(np.searchsorted(ends, before + self._batch_bytes, "right")), start + 1)
-            if end == len(value) and not all_of_it and ends[-1] - before < self._batch_bytes:
-                break
-            self._put(partition, _slice(key, start, end - start), value.slice(start, end - start))
-            start, before = end, int(ends[end - 1])
-        if start < len(value):
-            rest = Rows(partition, _slice(key, start), value.slice(start), int(ends[-1]) - before)
-            partition.gathered, partition.gathered_bytes = [rest], rest.size
-            self._waiting_bytes += rest.size
+    def _share_out(self, shares: Sequence[Share], records: pa.Array) -> None:
+        for share, piece in zip(shares, cut(records, [share.end for share in shares]), strict=True):
+            batch = share.batch
+            small = share.end - share.start < len(records) * SMALL_PART
+            batch.pieces.append(bytes(piece) if small else piece)
+            batch.size += len(piece)
+            self._waiting_bytes += len(piece)
+            if batch is not batch.partition.filling:
+                self._close(batch)
 
     def _cut_all(self) -> None:
         for partition in self._partitions.values():
-            self._cut(partition, all_of_it=True)
+            if partition.filling:
+                self._close(partition.filling)
 
-    def _put(self, partition: Partition, key: pa.Array | None, value: pa.Array) -> None:
-        batch = Rows(partition, key, value, 0, partition.sequence)
-        partition.sequence = _later(partition.sequence, len(batch))
-        self._encode(batch)
+    def _close(self, batch: Batch) -> None:
+        """It takes no more rows, and waits for its turn."""
+        partition = batch.partition
+        if partition.filling is batch:
+            partition.filling = None
+        batch.sequence, batch.born = partition.sequence, time.monotonic()
+        partition.sequence = _later(partition.sequence, batch.rows)
+        self._pack(batch)
         partition.batches.append(batch)
 
-    def _encode(self, batch: Rows) -> None:
+    def _pack(self, batch: Batch) -> None:
         if self._transaction is None:
             raise RuntimeError("rows need a producer id first")
         batch.data = record_batch(
-            encode(batch.key, batch.value),
-            len(batch),
+            batch.pieces,
+            batch.rows,
             producer_id=self._transaction.producer_id,
             epoch=self._transaction.epoch,
             sequence=batch.sequence,
@@ -313,7 +346,8 @@ class DirectProducer:
             transactional=bool(self._id),
             compression=self._compression,
         )
-        batch.size = len(batch.data)
+        self._waiting_bytes -= batch.size
+        batch.size = sum(map(len, batch.data))
         self._waiting_bytes += batch.size
 
     # To the brokers ---------------------------------------------------------------------------------------------------
@@ -323,7 +357,7 @@ class DirectProducer:
         self._take_answers(0)
         self._add_partitions()
         now = time.monotonic()
-        ready: dict[int, list[Rows]] = {}
+        ready: dict[int, list[Batch]] = {}
         for partition in self._partitions.values():
             if partition.batches and not partition.under_way and partition.not_before <= now:
                 self._raise_if_late(partition.batches[0], now)
@@ -372,23 +406,22 @@ class DirectProducer:
         if self._failures:
             raise DeliveryFailed(self._failures[0].text, self._failures)
 
-    def _settle(self, batch: Rows, said: str) -> None:
+    def _settle(self, batch: Batch, said: str) -> None:
         partition = batch.partition
         if said in ("NO_ERROR", TAKEN_BEFORE):
             partition.batches.popleft()
             partition.pause_s = PAUSE_S
             self._waiting_bytes -= batch.size
-        elif WORDS.get(said) == TOO_LARGE and len(batch) > 1:
+        elif WORDS.get(said) == TOO_LARGE and batch.rows > 1:
             self._split(batch)
         elif is_transient(said):
             self._again([batch])
         elif len(self._failures) < FAILURES_KEPT:
-            one = len(batch) == 1
-            key = batch.key[0].as_py() if one and batch.key is not None else None
-            size = len(batch.value[0].as_py() or b"") if one else -1
-            self._failures.append(_failure(said, partition.topic, partition.number, _bytes(key), size))
+            key, value = decode(batch.pieces)[0] if batch.rows == 1 else (None, None)
+            size = len(value or b"") if batch.rows == 1 else -1
+            self._failures.append(_failure(said, partition.topic, partition.number, key, size))
 
-    def _again(self, batches: Iterable[Rows]) -> None:
+    def _again(self, batches: Iterable[Batch]) -> None:
         """Later, and perhaps to another broker."""
         for batch in batches:
             partition = batch.partition
@@ -396,17 +429,22 @@ class DirectProducer:
             partition.pause_s = min(partition.pause_s * 2, PAUSE_S_MAX)
             self._leaders.pop(partition.topic, None)
 
-    def _split(self, batch: Rows) -> None:
+    def _split(self, batch: Batch) -> None:
         """The topic takes no batches of this size. The halves keep the numbers of their rows."""
-        partition, half = batch.partition, len(batch) // 2
+        import numpy as np
+        import pyarrow as pa
+
+        partition, half = batch.partition, batch.rows // 2
         partition.batches.popleft()
         self._waiting_bytes -= batch.size
-        key, value = batch.key, batch.value
-        first = Rows(partition, _slice(key, 0, half), value.slice(0, half), 0, batch.sequence, born=batch.born)
-        later = _later(batch.sequence, half)
-        second = Rows(partition, _slice(key, half), value.slice(half), 0, later, born=batch.born)
-        for part in (second, first):
-            self._encode(part)
+        partition.batch_bytes = max(1, min(partition.batch_bytes, batch.bound // 2))
+        rows = decode(batch.pieces)
+        for start, end in ((half, len(rows)), (0, half)):
+            key, value = (pa.array(column, pa.binary()) for column in zip(*rows[start:end], strict=True))
+            records = encode(key, value, np.arange(end - start))
+            part = Batch(partition, [*cut(records, [end - start])], end - start, batch.bound // 2, born=batch.born)
+            part.sequence = _later(batch.sequence, start)
+            self._pack(part)
             partition.batches.appendleft(part)
 
     def _leaders_of(self, topic: str) -> dict[int, int]:
@@ -424,12 +462,12 @@ class DirectProducer:
 
     # What goes wrong --------------------------------------------------------------------------------------------------
 
-    def _raise_if_late(self, batch: Rows, now: float) -> None:
+    def _raise_if_late(self, batch: Batch, now: float) -> None:
         if now - batch.born > self._delivery_s:
             raise self._not_acknowledged(self._delivery_s)
 
     def _not_acknowledged(self, seconds: float) -> DeliveryFailed:
-        left = sum(len(b) for p in self._partitions.values() for b in p.batches)
+        left = sum(b.rows for p in self._partitions.values() for b in p.batches)
         return DeliveryFailed(f"{left} rows were not acknowledged within {seconds:.0f} s", ())
 
     def _refused(
@@ -451,33 +489,36 @@ def _failed(failure: Failure) -> DeliveryFailed:
     return DeliveryFailed(failure.text, (failure,))
 
 
-def _answer_to(answers: SimpleQueue[tuple[int, list[Rows], Answer]], leader: int, batches: list[Rows]) -> Any:
+def _answer_to(answers: SimpleQueue[tuple[int, list[Batch], Answer]], leader: int, batches: list[Batch]) -> Any:
     return lambda answer: answers.put((leader, batches, answer))
 
 
-def _by_topic(batches: Iterable[Rows]) -> dict[str, dict[int, bytes]]:
-    found: dict[str, dict[int, bytes]] = {}
+def _by_topic(batches: Iterable[Batch]) -> dict[str, dict[int, Pieces]]:
+    found: dict[str, dict[int, Pieces]] = {}
     for batch in batches:
         found.setdefault(batch.partition.topic, {})[batch.partition.number] = batch.data
     return found
 
 
-def _slice(array: pa.Array | None, start: int, rows: int | None = None) -> pa.Array | None:
-    return None if array is None else array.slice(start, rows)
+def _steps(sizes: np.ndarray[Any, Any], rows: int) -> Iterator[tuple[int, int]]:
+    """From where to where rows are taken in together."""
+    ends = sizes.cumsum()
+    start = before = 0
+    while start < rows:
+        end = min(rows, start + ROWS_PER_STEP, max(start + 1, _fitting(ends, before + STEP_BYTES_MAX)))
+        yield start, end
+        start, before = end, int(ends[end - 1])
 
 
-def _together(gathered: Sequence[Rows]) -> tuple[pa.Array | None, pa.Array]:
-    import pyarrow as pa
+def _fitting(ends: np.ndarray[Any, Any], limit: int) -> int:
+    """How many rows end within the limit."""
+    return int(ends.searchsorted(limit, "right"))
 
-    if len(gathered) == 1:
-        return gathered[0].key, gathered[0].value
-    keys = [rows.key for rows in gathered]
-    if any(key is None for key in keys):
-        if all(key is None for key in keys):
-            return None, pa.concat_arrays([rows.value for rows in gathered])
-        kind = next(key.type for key in keys if key is not None)
-        keys = [pa.nulls(len(rows), kind) if rows.key is None else rows.key for rows in gathered]
-    return pa.concat_arrays(keys), pa.concat_arrays([rows.value for rows in gathered])
+
+def _places(shares: Sequence[Share]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    return np.concatenate([np.arange(s.place, s.place + s.end - s.start) for s in shares])
 
 
 def _row_sizes(key: pa.Array | None, value: pa.Array) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import MissingExtra
@@ -30,11 +30,14 @@ _COUNTED_OF_HEAD = 4 + 1 + 4
 RECORD_BYTES, BATCH_BYTES = 32, _HEAD.size + _REST.size
 _TABLE_SIZE = 1 << 14
 
+#: Bytes that follow each other.
+Pieces = Sequence[bytes | memoryview]
+
 _MURMUR_SEED, _MURMUR_M = 0x9747B28C, 0x5BD1E995
 
 
 def record_batch(
-    records: Sequence[bytes | memoryview],
+    pieces: Pieces,
     rows: int,
     *,
     producer_id: int,
@@ -43,11 +46,15 @@ def record_batch(
     now_ms: int,
     transactional: bool,
     compression: str = "none",
-) -> bytes:
-    """One batch. The sequence number of its first row tells the broker which rows it has already."""
+) -> Pieces:
+    """One batch of what `encode` made, in pieces that follow each other: nothing is copied unless it is compressed.
+
+    The sequence number of its first row tells the broker which rows it has already.
+    """
     import pyarrow as pa
 
     bits, codec = CODECS[compression]
+    records: Pieces = (memoryview(pieces[0])[1:], *pieces[1:], b"\0")
     body = [pa.compress(b"".join(records), codec=codec, asbytes=True)] if codec else records
     rest = _REST.pack(
         bits | (TRANSACTIONAL if transactional else 0), rows - 1, now_ms, now_ms, producer_id, epoch, sequence, rows
@@ -55,28 +62,62 @@ def record_batch(
     counted = (rest, *body)
     checksum = functools.reduce(lambda sum_, piece: _crc32c()(piece, sum_), counted, 0)
     head = _HEAD.pack(0, _COUNTED_OF_HEAD + sum(map(len, counted)), NO_LEADER_EPOCH, MAGIC, checksum)
-    return b"".join((head, *counted))
+    return head, *counted
 
 
-def encode(key: pa.Array | None, value: pa.Array) -> Sequence[bytes | memoryview]:
-    """The records of one batch, in their order and in pieces that follow each other: no headers, the batch's time."""
-    import numpy as np
+def encode(key: pa.Array | None, value: pa.Array, places: np.ndarray[Any, Any]) -> pa.Array:
+    """A record for each row, at its place in the batch that it will travel in: no headers, the batch's time.
+
+    The last byte of every record is 0, for no headers. It is taken for the first byte of the next one, so that there is
+    less to join: the records of a batch begin after the first byte, and end with a 0 that is not in here.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rows = len(value)
-    keys, key_sizes = _filled(key if key is not None else pa.nulls(rows, pa.binary()))
+    keys, key_sizes = _filled(key if key is not None else pa.nulls(len(value), pa.binary()))
     values, value_sizes = _filled(value)
-    # Of each record: its size, 0 for attributes, +0 for the time, its place, the key, the value, 0 for no headers. The
-    # last 0 is taken for the first byte of the next record, so that there is less to join.
-    place, key_size, value_size = _table().slice(1, rows), varints(key_sizes), varints(value_sizes)
-    if rows >= _TABLE_SIZE:
-        place = _computed(np.arange(rows))
+    # Of each record: its size, 0 for attributes, +0 for the time, its place, the key, the value, 0 for no headers.
+    place, key_size, value_size = varints(places), varints(key_sizes), varints(value_sizes)
     sizes: Any = 3 + sum(_sizes(array) for array in (place, key_size, keys, value_size, values))
-    joined = pc.binary_join_element_wise(
+    return pc.binary_join_element_wise(
         _framed(sizes), place, key_size, keys, value_size, values, pa.scalar(b"", pa.binary())
     )
-    return memoryview(_data(joined))[1:], b"\0"
+
+
+def cut(records: pa.Array, ends: Iterable[int]) -> Iterator[memoryview]:
+    """The bytes of the records up to each of the ends. Nothing is copied."""
+    data, offsets = memoryview(records.buffers()[2]), _offsets(records)
+    start = int(offsets[0])
+    for end in offsets[list(ends)].tolist():
+        yield data[start:end]
+        start = end
+
+
+def decode(pieces: Pieces) -> list[tuple[bytes | None, bytes | None]]:
+    """The keys and values that `encode` was given, for the rare batch that must be made again: it goes row by row."""
+    data, at, rows = b"".join(pieces), 0, []
+    while at < len(data):
+        _, at = _number(data, at + 1)
+        _, at = _number(data, at + 2)
+        key, at = _blob(data, at)
+        value, at = _blob(data, at)
+        rows.append((key, value))
+    return rows
+
+
+def _blob(data: bytes, at: int) -> tuple[bytes | None, int]:
+    size, at = _number(data, at)
+    return (None, at) if size < 0 else (data[at : at + size], at + size)
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """The varint that begins there, and where it ends."""
+    found = shift = 0
+    while data[at] > 0x7F:
+        found |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    found |= data[at] << shift
+    return (found >> 1) ^ -(found & 1), at + 1
 
 
 def _framed(sizes: np.ndarray[Any, Any]) -> pa.Array:
@@ -101,9 +142,7 @@ def _framed_table() -> pa.Array:
 
 def _filled(array: pa.Array) -> tuple[pa.Array, np.ndarray[Any, Any]]:
     """The bytes of each row, and how many; -1 is Kafka's null."""
-    import pyarrow as pa
-
-    array = array.cast(pa.binary())
+    array = _binary(array)
     sizes = _sizes(array)
     if not array.null_count:
         return array, sizes
@@ -111,6 +150,15 @@ def _filled(array: pa.Array) -> tuple[pa.Array, np.ndarray[Any, Any]]:
     sizes = sizes.copy()
     sizes[absent] = -1
     return array.fill_null(b""), sizes
+
+
+def _binary(array: pa.Array) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return array.cast(pa.binary())
+    except pa.ArrowInvalid:  # it begins beyond the first 2 GB of a larger array; a copy does not
+        return pa.concat_arrays([array]).cast(pa.binary())
 
 
 def _offsets(array: pa.Array) -> np.ndarray[Any, Any]:
@@ -129,17 +177,6 @@ def _sizes(array: pa.Array | pa.Scalar) -> Any:
         return len(array.as_py())
     sizes: np.ndarray[Any, Any] = np.diff(_offsets(array)).astype(np.int64)
     return sizes
-
-
-def _data(array: pa.Array) -> pa.Buffer:
-    """The bytes of all rows, one after the other."""
-    import pyarrow as pa
-
-    data = array.buffers()[2]
-    if data is None:
-        return pa.py_buffer(b"")
-    offsets = _offsets(array)
-    return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
 # Varints ------------------------------------------------------------------------------------------------------------
@@ -189,9 +226,8 @@ def _computed(numbers: np.ndarray[Any, Any]) -> pa.Array:
 def partitions_by_key(keys: pa.Array, partitions: int) -> np.ndarray[Any, Any]:
     """The partitions that a Java producer would choose: murmur2 of the key. Rows without a key get some number."""
     import numpy as np
-    import pyarrow as pa
 
-    array = keys.cast(pa.binary())
+    array = _binary(keys)
     offsets = _offsets(array)
     data: Any = np.frombuffer(array.buffers()[2] or b"", np.uint8)
     sizes = np.diff(offsets)

@@ -8,6 +8,7 @@ by themselves.
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ END_TXN_VERSION_MAX = 4
 INIT_PRODUCER_VERSION_MAX = 4
 ADD_PARTITIONS_VERSION_MAX = 3
 PRODUCE_VERSION_MAX = 11
+#: From this version on a request looks as `_produce_fields` makes it.
+PRODUCE_VERSION_COMPACT = 9
 ALL_REPLICAS = -1
 #: Topic names are in fetch requests up to this version, topic ids after it.
 FETCH_VERSION_MAX = 12
@@ -29,8 +32,8 @@ LATEST = -1
 #: What a request comes to when the connection breaks, or nothing comes back in time.
 NO_ANSWER = "NO_ANSWER"
 
-#: topic -> partition -> a record batch.
-Batches = Mapping[str, Mapping[int, bytes]]
+#: topic -> partition -> a record batch, in pieces that follow each other.
+Batches = Mapping[str, Mapping[int, Sequence[bytes | memoryview]]]
 
 
 @dataclass(frozen=True)
@@ -131,24 +134,84 @@ def open_transactions_request() -> Any:
 
 
 def produce_request(transactional_id: str | None, batches: Batches) -> Any:
-    from kafka.protocol.producer import ProduceRequest
-
-    topic = ProduceRequest.TopicProduceData
-    return ProduceRequest(
+    request = _produce_in_pieces()(
         transactional_id=transactional_id,
         acks=ALL_REPLICAS,
         timeout_ms=REQUEST_TIMEOUT_MS,
-        topic_data=[
-            topic(
-                name=name,
-                partition_data=[
-                    topic.PartitionProduceData(index=number, records=data) for number, data in partitions.items()
-                ],
-            )
-            for name, partitions in batches.items()
-        ],
         max_version=PRODUCE_VERSION_MAX,
     )
+    request.batches = batches
+    return request
+
+
+@functools.cache
+def _produce_in_pieces() -> Any:
+    from kafka.protocol.producer import ProduceRequest
+
+    class ProduceInPieces(ProduceRequest, init=False):  # type: ignore[call-arg,misc]
+        """kafka-python would copy the records of a request twice. This joins their pieces once."""
+
+        batches: Batches
+
+        def encode(self, version: int | None = None, header: bool = False, framed: bool = False) -> Any:
+            if header and framed and version is None and self.API_VERSION >= PRODUCE_VERSION_COMPACT:
+                parts = self.encode_header(flexible=True), *_produce_fields(self.transactional_id, self.batches)
+                return b"".join((struct.pack(">i", sum(map(len, parts))), *parts))
+            self.topic_data = _topic_data(self.batches)
+            return super().encode(version=version, header=header, framed=framed)
+
+    return ProduceInPieces
+
+
+def _topic_data(batches: Batches) -> list[Any]:
+    from kafka.protocol.producer import ProduceRequest
+
+    topic = ProduceRequest.TopicProduceData
+    return [
+        topic(
+            name=name,
+            partition_data=[
+                topic.PartitionProduceData(index=number, records=b"".join(pieces))
+                for number, pieces in partitions.items()
+            ],
+        )
+        for name, partitions in batches.items()
+    ]
+
+
+def _produce_fields(transactional_id: str | None, batches: Batches) -> Iterator[bytes | memoryview]:
+    """A produce request as Kafka's protocol guide has it from version 9 on: sizes are varints, and one more than said.
+
+    At the end of each structure stands a 0: no tagged fields (KIP-482).
+    """
+    yield _compact_text(transactional_id)
+    yield struct.pack(">hi", ALL_REPLICAS, REQUEST_TIMEOUT_MS)
+    yield _varint(len(batches) + 1)
+    for name, partitions in batches.items():
+        yield _compact_text(name)
+        yield _varint(len(partitions) + 1)
+        for number, pieces in partitions.items():
+            yield struct.pack(">i", number)
+            yield _varint(sum(map(len, pieces)) + 1)
+            yield from pieces
+            yield b"\0"
+        yield b"\0"
+    yield b"\0"
+
+
+def _compact_text(text: str | None) -> bytes:
+    if text is None:
+        return _varint(0)
+    data = text.encode()
+    return _varint(len(data) + 1) + data
+
+
+def _varint(number: int) -> bytes:
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*digits, number))
 
 
 def describe_request(topic: str) -> Any:
