@@ -93,6 +93,16 @@ def test_ids_are_forgotten_after_the_retention(db: Database) -> None:
     assert db.rows() == [(1, "a"), (1, "c")]
 
 
+@pytest.mark.parametrize("mode", ["upsert", "dedup"])
+def test_new_keys_before_and_after_one_that_is_there_already(db: Database, mode: str) -> None:
+    """Keys are taken for new until one is not: what was done in that belief must not stay half done."""
+    parts = [rows((1, "a"), (2, "a")), rows((3, "b"), (2, "b"), (4, "b")), rows((5, "c"), (4, "c"))]
+    write(db.sink(mode), parts, [rows((6, "d")), rows((1, "d"), (7, "d"))])
+    newest = {1: "d", 2: "b", 3: "b", 4: "c", 5: "c", 6: "d", 7: "d"}
+    first = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c", 6: "d", 7: "d"}
+    assert db.rows() == sorted((newest if mode == "upsert" else first).items())
+
+
 def test_ids_may_be_remembered_forever(db: Database) -> None:
     write(db.sink("dedup", retention_s=math.inf), rows((1, "a")), rows((1, "b")))
     assert db.rows() == [(1, "a")]

@@ -472,4 +472,4 @@ def _speculation_is_on() -> bool:
     except ImportError:
         return False
     spark = SparkContext._active_spark_context
-    return spark is not None and spark.getConf().get("spark.speculation", "false") == "true"
+    return spark is not None and spark._conf.get("spark.speculation", "false") == "true"

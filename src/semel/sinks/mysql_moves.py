@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from semel.sinks.mysql_load import quote
+from semel.sinks.mysql_load import pymysql_, quote
 from semel.sinks.mysql_store import ORDER_COLUMN, columns_of, engine_of
 from semel.sinks.mysql_types import MARIADB_EXACT, MYSQL_EXACT, sql_type
-from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run
+from semel.sinks.sql import DEDUP, KEYED, UPSERT, VERSION_COLUMN, VERSIONS, Run
 from semel.sinks.sql_store import StagedGone
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 VERSIONS_TABLE = "semel_versions"
 PLACE_COLUMN = "semel_place"
 MICROSECONDS = 1_000_000
+DUPLICATE_KEY = 1062
 #: Three hundred years. MySQL knows no moment much earlier than that before today.
 RETENTION_S_MAX = 1e10
 
@@ -34,7 +35,50 @@ def move(sink: MySql, run: Run, stages: Sequence[str]) -> int:
     version = _next_version(sink, run) if sink.mode == VERSIONS else 0
     if sink.mode == DEDUP:
         _forget_old_ids(sink, run)
-    return sum(_move_one(sink, run, stage, names, version) for stage, names in columns.items())
+    return _move_all(sink, run, columns, version)
+
+
+def _move_all(sink: MySql, run: Run, columns: Mapping[str, Sequence[str]], version: int) -> int:
+    """Until a key is there already, we take it that all are new: to insert without asking takes half the time."""
+    staged, all_new = 0, sink.mode in KEYED
+    for stage, names in columns.items():
+        found = _move_new(sink, run, stage, names, version) if all_new else None
+        all_new = found is not None
+        staged += _move_one(sink, run, stage, names, version) if found is None else found
+        if sink.mode == VERSIONS and sink.versions_kept:
+            _drop_old_versions(sink, run, stage)
+    return staged
+
+
+def _move_new(sink: MySql, run: Run, stage: str, names: Sequence[str], version: int) -> int | None:
+    """Move the rows of one table if all of its keys are new and different, else nothing and return None.
+
+    In the order of the keys, so that neighbours in an index are written together.
+    """
+    named = _names(sink, stage, names)
+    run("SAVEPOINT semel_new")
+    try:
+        if sink.mode == DEDUP:
+            run(
+                "INSERT INTO {seen} ({key}, semel_token) SELECT {key}, %s FROM {stage} ORDER BY {key}",
+                (secrets.token_hex(16),),
+                **named,
+                seen=sink.place.named(seen_table(sink)),
+            )
+        staged = _changed(
+            run,
+            "INSERT INTO {target} ({names}{column}) SELECT {names}{version} FROM {stage} ORDER BY {sorted}",
+            **named,
+            **_versioned(sink, version),
+            sorted=named["in_order" if sink.mode == DEDUP else "key"],
+        )
+    except pymysql_().err.IntegrityError as error:
+        if error.args[0] != DUPLICATE_KEY:
+            raise
+        run("ROLLBACK TO SAVEPOINT semel_new")
+        return None
+    run("RELEASE SAVEPOINT semel_new")
+    return staged
 
 
 def _columns(sink: MySql, run: Run, stage: str) -> list[str]:
@@ -63,6 +107,13 @@ def _names(sink: MySql, stage: str, names: Sequence[str]) -> dict[str, str]:
     }
 
 
+def _versioned(sink: MySql, version: int) -> dict[str, str]:
+    """What stands behind the other columns and their values."""
+    if sink.mode != VERSIONS:
+        return {"column": "", "version": ""}
+    return {"column": f", {quote(VERSION_COLUMN)}", "version": f", {version}"}
+
+
 def _list(names: Sequence[str], of: str = "") -> str:
     return ", ".join(f"{of}{quote(name)}" for name in names)
 
@@ -87,19 +138,15 @@ def _upsert(sink: MySql, run: Run, stage: str, names: Sequence[str], version: in
 
     A row without a value in `order_by` is older than any that has one. Nulls come last in descending order.
     """
-    versioned = sink.mode == VERSIONS
     run(
         "INSERT INTO {target} ({names}{column}) SELECT {names}{version} FROM ("
         "SELECT {names}, row_number() OVER (PARTITION BY {key} ORDER BY {order}{in_order} DESC) AS {place} FROM {stage}"
         ") AS newest WHERE {place} = 1 ON DUPLICATE KEY UPDATE {updates}",
         **_names(sink, stage, names),
-        column=f", {quote(VERSION_COLUMN)}" if versioned else "",
-        version=f", {version}" if versioned else "",
+        **_versioned(sink, version),
         order=f"{quote(sink.order_by)} DESC, " if sink.order_by else "",
         updates=", ".join(_updates(sink, names)),
     )
-    if versioned and sink.versions_kept:
-        _drop_old_versions(sink, run, stage)
     return _count(sink, run, stage)
 
 

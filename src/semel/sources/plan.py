@@ -34,7 +34,7 @@ def _source(leaf: Any) -> PlannedSource:
     """A leaf of a kind that is not known still counts: it has its place among the offsets."""
     kind = str(leaf.getClass().getSimpleName())
     if kind == "StreamingRelationV2":
-        return PlannedSource(str(leaf.sourceName()), _lower(dict(leaf.extraOptions().asCaseSensitiveMap())))
+        return PlannedSource(str(leaf.sourceName()), _lower(_java_dict(leaf.extraOptions().asCaseSensitiveMap())))
     if kind == "StreamingRelation":
         source = leaf.dataSource()
         return PlannedSource(str(source.className()), _lower(_scala_dict(source.options())))
@@ -43,6 +43,11 @@ def _source(leaf: Any) -> PlannedSource:
 
 def _lower(options: Mapping[str, Any]) -> dict[str, str]:
     return {name.lower(): str(value) for name, value in options.items()}
+
+
+def _java_dict(java_map: Any) -> dict[str, Any]:
+    """Py4J's own iterator ends with an exception of the JVM, which takes longer than all the rest."""
+    return {key: java_map.get(key) for key in java_map.keySet().toArray()}
 
 
 def _scala_dict(scala_map: Any) -> dict[str, Any]:
