@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,37 @@ def test_start_returns_sparks_own_streaming_query(stream: DataFrame, tmp_path: P
     progress: Any = query.lastProgress
     assert (query.name, query.isActive, progress["name"]) == ("real", True, "real")
     query.stop()
+    assert select(tmp_path / "out.db", "SELECT count(*), count(DISTINCT id) FROM out") == [(20, 20)]
+
+
+def test_a_query_that_is_stopped_within_a_batch_has_not_failed(stream: DataFrame, tmp_path: Path) -> None:
+    """Spark tells a stop from an error by its text, and chokes on a long one."""
+    begun, said = tmp_path / "begun", []
+    sink = semel.Sqlite(str(tmp_path / "out.db"), "out")
+    function = semel.sink(sink)
+
+    def hold(batches: Iterable[Any]) -> Iterator[Any]:
+        begun.touch()
+        for batch in batches:
+            time.sleep(60)
+            yield batch
+
+    def listen(df: DataFrame, batch: int) -> None:
+        try:
+            function(df, batch)
+        except BaseException:
+            said.append(traceback.format_exc())
+            raise
+
+    slow = stream.mapInArrow(hold, stream.schema).writeStream.foreachBatch(listen)
+    query = slow.option("checkpointLocation", str(tmp_path / "c")).start()
+    wait_until(begun.exists)
+    query.stop()
+    assert (query.isActive, query.exception()) == (False, None)
+    (text,) = said
+    assert text.endswith(": java.lang.InterruptedException\n")
+    assert len(text) < 2_000
+    finish(semel.write(stream).to(sink).option("checkpointLocation", str(tmp_path / "c")))
     assert select(tmp_path / "out.db", "SELECT count(*), count(DISTINCT id) FROM out") == [(20, 20)]
 
 

@@ -14,7 +14,15 @@ from semel import failpoints
 from semel.decisions.base import RecordStore, StoreUnanswered
 from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.stores import open_store
-from semel.errors import CheckpointUnusable, ConfigError, QueryStopped, Refused, SchemaMismatch
+from semel.errors import (
+    BatchFailed,
+    CheckpointUnusable,
+    ConfigError,
+    QueryStopped,
+    Refused,
+    SchemaMismatch,
+    SemelError,
+)
 from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
@@ -138,9 +146,11 @@ class BatchFunction:
                 raise QueryStopped(f"Batch {batch_id} was not begun: the query is being stopped.")
             try:
                 report = self._work(df, batch_id)
-            except BaseException:
+            except BaseException as error:
                 # The query ends with this error; an open transaction must not outlive it.
                 self.end()
+                if _comes_from_stopping(error, df):
+                    raise Interrupted from None
                 raise
         if self.listener is not None:
             self.listener(report)
@@ -185,6 +195,30 @@ class BatchFunction:
         return self._progress
 
 
+class Interrupted(Exception):
+    """Ends a query that `query.stop()` met within a batch, which was rolled back.
+
+    Spark looks for these words in the text of an error to know that it is none. In the text of the error that tasks
+    ended with it does not find them, or that is so long that the search overflows the stack.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("An error occurred while calling a batch that was stopped.\n: java.lang.InterruptedException")
+
+
+Interrupted.__module__, Interrupted.__qualname__ = "py4j.protocol", "Py4JJavaError"
+
+
+def _comes_from_stopping(error: BaseException, df: DataFrame) -> bool:
+    """Whether a batch failed because its query is being stopped. What concerns a decided batch is told anyway."""
+    if isinstance(error, SemelError) and not isinstance(error, BatchFailed):
+        return False
+    try:
+        return not RunningQuery(df).is_active
+    except Exception:  # noqa: BLE001 - then it has another cause, which is being raised
+        return False
+
+
 class RunningQuery:
     """The query that is calling us, found through the properties that Spark sets on its thread."""
 
@@ -201,6 +235,10 @@ class RunningQuery:
         jvm: Any = spark.sparkContext._jvm
         active = spark._jsparkSession.sharedState().activeStreamingQueries()
         self._execution = active.get(jvm.java.util.UUID.fromString(found))
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._execution.isActive())
 
     @property
     def run_id(self) -> str:
