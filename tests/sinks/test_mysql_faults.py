@@ -6,8 +6,10 @@ import logging
 import pickle
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -21,9 +23,10 @@ from semel.protocol.events import Outcome
 from semel.sinks import mysql_store
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_store import settings_of
-from tests.contract.harness import attempt
+from tests.contract.harness import attempt, context
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
-from tests.sinks.participants import rows, stage_at_once, started
+from tests.sinks.participants import prepare, rows, stage_at_once, started
+from tests.sinks.postgres_rig import eventually
 
 __all__ = ["db", "own_server"]
 
@@ -115,6 +118,7 @@ def test_a_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
 
 #: number of the error -> what it is for the coordinator.
 ERRORS: dict[int, type[SemelError]] = {
+    1020: SinkUnavailable,
     1205: SinkUnavailable,
     1213: SinkUnavailable,
     1040: SinkUnavailable,
@@ -209,6 +213,91 @@ def test_mariadb_with_a_binary_log_is_warned_of(own_server: MariaDbServer, caplo
             del own_server.settings[name]
         own_server.settings["innodb_flush_log_at_trx_commit"] = "1"
         own_server.start()
+
+
+DEADLOCK, WAITED_IN_VAIN = "Deadlock found when trying to get lock", "Lock wait timeout exceeded"
+CHANGED = "Record has changed since last read in table"
+FAILURES = (DEADLOCK, WAITED_IN_VAIN, CHANGED)
+
+
+@contextmanager
+def met_by_another(database: Database, failure: str) -> Iterator[Callable[[], None]]:
+    """Another session has changed row 2. What is yielded waits for who waits for it, and makes its move fail."""
+    with database.session() as other:
+        other.execute("BEGIN")
+        # Of two who wait for each other the one who has changed less is rolled back.
+        other.execute(f"UPDATE {database.table} SET text = 'heavy' WHERE id >= 100")  # noqa: S608 - ours
+        other.execute(f"UPDATE {database.table} SET text = 'other' WHERE id = 2")  # noqa: S608 - ours
+
+        def collide() -> None:
+            assert eventually(lambda: _somebody_waits(database))
+            if failure == DEADLOCK:
+                other.execute(f"UPDATE {database.table} SET text = 'other' WHERE id = 1")  # noqa: S608 - ours
+            if failure != WAITED_IN_VAIN:
+                other.execute("COMMIT")
+
+        yield collide
+
+
+def _somebody_waits(database: Database) -> bool:
+    ((_, waits),) = database.run("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
+    return int(waits) > 0
+
+
+def error_of(call: Callable[[], Any], meanwhile: Callable[[], None]) -> str:
+    """What the server said when the call failed as one that is to be tried again."""
+    with ThreadPoolExecutor(1) as calls:
+        called = calls.submit(call)
+        meanwhile()
+        with pytest.raises(SinkUnavailable) as caught:
+            called.result(20)
+    return caught.value.what.partition("batch 1: ")[2].partition(";")[0].rstrip(".")
+
+
+@pytest.fixture
+def _snapshot_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default since MariaDB 11.6: who comes too late for a row is refused, in any isolation of transactions."""
+    settings = f"{mysql_store.MARIADB_SESSION}, innodb_snapshot_isolation = ON"
+    monkeypatch.setattr(mysql_store, "MARIADB_SESSION", settings)
+
+
+HEAVY = [(number, "light") for number in range(100, 120)]
+
+
+@pytest.mark.parametrize("firm", [False, True])
+@pytest.mark.usefixtures("_snapshot_isolation")
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_of_the_move_is_no_outcome_and_works_when_tried_again(db: Database, failure: str, firm: bool) -> None:
+    sink = db.sink("upsert", firm=firm, timeout_s=1 if failure == WAITED_IN_VAIN else 5)
+    write(sink, rows((1, "a"), (2, "b"), *HEAVY))
+    with started(sink, context(2)) as participant:
+        (part,) = stage_at_once(sink, attempt(1), rows((1, "x"), (2, "y"), (3, "z")))
+        with met_by_another(db, failure) as collide:
+            assert error_of(partial(participant.prepare, attempt(1), [part]), collide).startswith(failure)
+        assert len(db.rows()) == 22
+        assert commit(participant, participant.prepare(attempt(1), [part])) is Outcome.COMMITTED
+    assert db.rows()[:3] == [(1, "x"), (2, "y"), (3, "z")]
+    assert db.staged() == []
+
+
+@pytest.mark.usefixtures("_snapshot_isolation")
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_of_the_move_after_the_decision_is_no_outcome_and_works_when_tried_again(
+    db: Database, failure: str
+) -> None:
+    """A driver that is started again has nothing but what is staged."""
+    sink = db.sink("upsert", timeout_s=1 if failure == WAITED_IN_VAIN else 5)
+    write(sink, rows((1, "a"), (2, "b"), *HEAVY))
+    with started(sink) as participant:
+        (promise,) = prepare(participant, sink, attempt(1), rows((1, "x"), (2, "y"), (3, "z")))
+    with started(sink, context(2)) as participant:
+        with met_by_another(db, failure) as collide:
+            assert error_of(partial(participant.commit, promise), collide).startswith(failure)
+        assert len(db.rows()) == 22
+        assert participant.commit(promise) is Outcome.COMMITTED
+        assert participant.commit(promise) is Outcome.ALREADY_COMMITTED
+    assert db.rows()[:3] == [(1, "x"), (2, "y"), (3, "z")]
+    assert db.staged() == []
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +16,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from semel.decisions.log import DecisionLog
+from semel.decisions.memory import MemoryStore
 from semel.dev.postgres import PostgresServer, postgres
 from semel.errors import Fenced, SinkUnavailable
-from semel.ids import Branch
-from semel.protocol.events import Outcome
+from semel.ids import Attempt, Branch
+from semel.protocol.events import Decided, Outcome
+from semel.runtime.batch import Coordinator, Limits, Only
 from semel.sinks.base import StagedPart
 from semel.sinks.postgres import Postgres
 from semel.sinks.postgres_store import application_name
@@ -58,35 +62,136 @@ def every_kind(database: Database) -> list[Postgres]:
 # Locks ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_deadlock_is_no_outcome_and_works_when_tried_again(db: Database) -> None:
-    sink = db.keyed("upsert")
-    write(sink, rows((1, "a"), (2, "b")))
-    with started(sink, context(2)) as participant, db.session() as other:
-        part = staged_part(sink, rows((1, "x"), (2, "y")), number=1)
+WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'semel-%'"
+ISOLATIONS = ("serializable", "repeatable read")
+DEADLOCK, CONCURRENT = "deadlock detected", "could not serialize access due to concurrent update"
+
+
+def isolated(database: Database, isolation: str, mode: str = "upsert", **settings: Any) -> Postgres:
+    """A sink whose user or database has another isolation by default."""
+    value = isolation.replace(" ", "%5C%20")
+    url = f"{database.url}?options=-c%20default_transaction_isolation%3D{value}"
+    return database.keyed(mode, url=url, **settings)
+
+
+@contextmanager
+def met_by_another(database: Database, failure: str) -> Iterator[Callable[[], None]]:
+    """Another session has changed row 2. What is yielded waits for who waits for it, and makes its move fail."""
+    with database.session() as other:
         # Who waits longest before looking for deadlocks is not the one who finds it.
         other.execute("SET deadlock_timeout = '60s'")
         other.execute("BEGIN")
         other.execute("UPDATE orders SET text = 'other' WHERE id = 2")
-        raised: list[BaseException] = []
 
-        def move() -> None:
-            try:
-                participant.prepare(attempt(1), [part])
-            except SinkUnavailable as error:
-                raised.append(error)
+        def collide() -> None:
+            assert eventually(lambda: bool(database.run(WAITING)))
+            if failure == DEADLOCK:
+                other.execute("UPDATE orders SET text = 'other' WHERE id = 1")
+            other.execute("COMMIT")
 
-        mover = threading.Thread(target=move)
-        mover.start()
-        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'semel-%'"
-        assert eventually(lambda: bool(db.run(waiting)))
-        other.execute("UPDATE orders SET text = 'other' WHERE id = 1")
-        mover.join(20)
-        other.execute("COMMIT")
-        assert [str(e).splitlines()[0].partition("batch 1: ")[2].partition(";")[0] for e in raised] == [
-            "deadlock detected"
-        ]
+        yield collide
+
+
+def error_of(call: Callable[[], Any], meanwhile: Callable[[], None]) -> str:
+    """What the server said when the call failed as one that is to be tried again."""
+    with ThreadPoolExecutor(1) as calls:
+        called = calls.submit(call)
+        meanwhile()
+        with pytest.raises(SinkUnavailable) as caught:
+            called.result(20)
+    return caught.value.what.partition("batch 1: ")[2].partition(";")[0].rstrip(".")
+
+
+def test_a_deadlock_is_no_outcome_and_works_when_tried_again(db: Database) -> None:
+    sink = db.keyed("upsert")
+    write(sink, rows((1, "a"), (2, "b")))
+    with started(sink, context(2)) as participant, met_by_another(db, DEADLOCK) as collide:
+        part = staged_part(sink, rows((1, "x"), (2, "y")), number=1)
+        assert error_of(partial(participant.prepare, attempt(1), [part]), collide) == DEADLOCK
         assert commit(participant, participant.prepare(attempt(1), [part])) == {Outcome.COMMITTED}
     assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "x"), (2, "y")]
+    assert db.staged() == []
+
+
+@pytest.mark.parametrize("firm", [False, True])
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_serialization_failure_of_the_move_is_no_outcome_and_works_when_tried_again(
+    db: Database, isolation: str, firm: bool
+) -> None:
+    sink = isolated(db, isolation, firm=firm)
+    write(sink, rows((1, "a"), (2, "b")))
+    with started(sink, context(2)) as participant, met_by_another(db, CONCURRENT) as collide:
+        part = staged_part(sink, rows((1, "x"), (2, "y"), (3, "z")), number=1)
+        assert error_of(partial(participant.prepare, attempt(1), [part]), collide) == CONCURRENT
+        assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "other")]
+        assert commit(participant, participant.prepare(attempt(1), [part])) == {Outcome.COMMITTED}
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "x"), (2, "y"), (3, "z")]
+    assert db.staged() == []
+
+
+@pytest.mark.parametrize("failure", [DEADLOCK, CONCURRENT])
+def test_a_failure_of_the_move_after_the_decision_is_no_outcome_and_works_when_tried_again(
+    db: Database, failure: str
+) -> None:
+    """A driver that is started again has nothing but what is staged."""
+    sink = db.keyed("upsert") if failure == DEADLOCK else isolated(db, "serializable")
+    write(sink, rows((1, "a"), (2, "b")))
+    with started(sink) as participant:
+        (promise,) = prepare(participant, sink, attempt(1), rows((1, "x"), (2, "y"), (3, "z")))
+    with started(sink, context(2)) as participant, met_by_another(db, failure) as collide:
+        assert error_of(partial(participant.commit, promise), collide) == failure
+        assert db.run("SELECT count(*) FROM orders") == [(2,)]
+        assert participant.commit(promise) is Outcome.COMMITTED
+        assert participant.commit(promise) is Outcome.ALREADY_COMMITTED
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "x"), (2, "y"), (3, "z")]
+    assert db.staged() == []
+
+
+def test_what_the_server_cannot_serialize_at_commit_is_committed_from_what_is_staged(db: Database) -> None:
+    """The decision is made, and COMMIT itself is refused: another has read the table, and written to our ledger."""
+    sink = isolated(db, "serializable", "ledger")
+    write(sink, rows((0, "there")))
+    with started(sink, context(2)) as participant, db.session() as other:
+        other.execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
+        assert other.execute("SELECT count(*) FROM orders").fetchall() == [(1,)]
+        (promise,) = prepare(participant, sink, attempt(1, 0, 2), rows((1, "a")), rows((2, "b")))
+        other.execute("INSERT INTO semel_ledger VALUES ('theirs', 'x', 0, '', 0, 1, 0)")
+        other.execute("COMMIT")
+        with pytest.raises(SinkUnavailable, match="could not serialize access due to read/write dependencies"):
+            participant.commit(promise)
+        assert db.run("SELECT count(*) FROM orders") == [(1,)]
+        assert participant.commit(promise) is Outcome.COMMITTED
+        assert participant.commit(promise) is Outcome.ALREADY_COMMITTED
+    assert db.run("SELECT id FROM orders ORDER BY 1") == [(0,), (1,), (2,)]
+    assert db.staged() == []
+
+
+@pytest.mark.parametrize("failure", [DEADLOCK, CONCURRENT])
+def test_a_batch_whose_move_fails_for_a_moment_is_committed_once_by_itself(
+    db: Database, failure: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = db.keyed("upsert") if failure == DEADLOCK else isolated(db, "repeatable read")
+    write(sink, rows((1, "a"), (2, "b")))
+    tries: list[StagedPart] = []
+
+    def stage(attempt: Attempt, only: Only = None) -> dict[str, list[StagedPart]]:
+        writer = sink.writer(Branch(attempt, sink.name, 0, len(tries)))
+        writer.write(rows((1, "x"), (2, "y"), (3, "z")))
+        tries.append(writer.prepare())
+        return {sink.name: tries[-1:]}
+
+    log = DecisionLog(MemoryStore())
+    log.claim()
+    with started(sink) as participant, met_by_another(db, failure) as collide, ThreadPoolExecutor(1) as drivers:
+        coordinator = Coordinator(context(), {sink.name: participant}, log, Limits(stage_pause_s=0.01))
+        running = drivers.submit(coordinator.exactly_once, 1, stage)
+        collide()
+        report = running.result(20)
+        assert (report.how, report.rows, len(tries)) == ("committed", 3, 2)
+        assert coordinator.exactly_once(1, stage).how == "forwarded"
+    assert [failure in message for message in caplog.messages] == [True]
+    assert [type(record) for record in log.journal(1)] == [Decided]
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "x"), (2, "y"), (3, "z")]
     assert db.staged() == []
 
 

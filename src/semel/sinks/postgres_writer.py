@@ -129,6 +129,8 @@ class PostgresWriter(Writer):
         """A transaction ends with its connection; what is staged or prepared already has a name."""
         connection, self._connection = self._connection, None
         copying, self._copying = self._copying, None
+        # An answer that was lost may have been that the rows are safe.
+        may_be_safe = self._copy is not None and copying is None
         if connection is not None:
             with suppress(Exception):  # it is being dropped
                 connection.close()
@@ -136,7 +138,7 @@ class PostgresWriter(Writer):
             # With the connection gone it can do no more than complain; left alone, it would do so on stderr.
             with suppress(Exception):
                 copying.__exit__(None, None, None)
-        if self._copy is not None and connection is None:
+        if may_be_safe:
             with suppress(Exception), self.sink.place.connect("semel") as other:  # the driver sweeps
                 drop_branch(other, self.sink, self.branch)
         self._copy = None
