@@ -80,7 +80,7 @@ def transactional_ids(bench: Bench) -> int:
 def measure(bench: Bench, batches: int) -> dict[str, Any]:
     done: list[int] = []
     sink = semel.Kafka(bench.servers, bench.topic())
-    writer = semel.write(bench.kafka(rows_per_batch=ROWS_PER_BATCH)).to(sink)
+    writer = semel.write(bench.kafka("exactly_once", ROWS_PER_BATCH)).to(sink)
     running = writer.option("checkpointLocation", bench.checkpoint()).launch(lambda report: done.append(report.batch))
     result: dict[str, Any] = {"batches": batches}
     for name, goal in (("early", WARM_UP_BATCHES), ("late", batches)):
