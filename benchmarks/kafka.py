@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks.overhead import session  # noqa: E402
+from benchmarks.processes import processor_seconds  # noqa: E402
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # noqa: E402
 
 import semel  # noqa: E402
@@ -135,18 +136,27 @@ class Bench:
 
     def compare(self, source: Callable[[str], DataFrame], what: str, rounds: int, warm_up: int) -> dict[str, Any]:
         rates: dict[str, list[float]] = {name: [] for name in self.sinks()}
+        used: dict[str, list[dict[str, float]]] = {name: [] for name in rates}
         for round_ in range(1 - warm_up, rounds + 1):
             # Each pays for what the one before has left to the disk, so that none follows the same one always.
             names = list(rates)[round_ % len(rates) :] + list(rates)[: round_ % len(rates)]
             for name in names:
+                before = processor_seconds()
                 rate = self.run(source(name), self.sinks()[name])
+                seconds = {k: round(s - before[k], 1) for k, s in processor_seconds().items() if k != "driver"}
                 of = f"round {round_} of {rounds}" if round_ > 0 else "warm-up"
-                say(f"{what}, {of}: {name} {rate:,.0f} rows/s")
+                say(f"{what}, {of}: {name} {rate:,.0f} rows/s, processor seconds {seconds}")
                 if round_ > 0:
                     rates[name].append(rate)
+                    used[name].append(seconds)
         medians = {f"{name}_rows_per_s": round(statistics.median(values)) for name, values in rates.items()}
         ratios = [mine / own for mine, own in zip(rates["exactly_once"], rates["spark"], strict=True)]
-        return {**medians, "ratio": round(statistics.median(ratios), 3), "ratios": [round(r, 3) for r in ratios]}
+        return {
+            **medians,
+            "ratio": round(statistics.median(ratios), 3),
+            "ratios": [round(r, 3) for r in ratios],
+            "processor_s": {name: _medians(found) for name, found in used.items()},
+        }
 
     def run(self, df: DataFrame, sink: Callable[[DataFrame, str], Any]) -> float:
         topic = self.topic()
@@ -193,6 +203,10 @@ class Bench:
             "decide_ms_median": round(statistics.median(r.ms["decide"] for r in reports), 1),
             "commit_ms_median": round(statistics.median(r.ms["commit"] for r in reports), 1),
         }
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    return {kind: statistics.median(one.get(kind, 0.0) for one in found) for kind in found[0]}
 
 
 def prepared(arguments: argparse.Namespace, folder: Path) -> Iterator[Bench]:

@@ -19,24 +19,13 @@ from typing import Any
 sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks.kafka import Bench, prepared, say  # noqa: E402
+from benchmarks.processes import processes  # noqa: E402
 
 import semel  # noqa: E402
 from semel.sinks.kafka_wire import Wire  # noqa: E402
 
 WARM_UP_BATCHES = 100
 ROWS_PER_BATCH = 1_000
-
-
-def processes_below(pid: int) -> list[int]:
-    found = [pid]
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:  # it ended while we looked
-            continue
-        if parent == pid:
-            found += processes_below(int(stat.parent.name))
-    return found
 
 
 def held_by(pid: int) -> dict[str, int]:
@@ -48,20 +37,13 @@ def held_by(pid: int) -> dict[str, int]:
     }
 
 
-def kind_of(pid: int) -> str:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return "jvm" if b"java" in command.split(b"\0")[0] else "worker" if b"pyspark.daemon" in command else "driver"
-
-
 def sample() -> dict[str, dict[str, int]]:
     """By kind of process: of several workers the sum."""
-    import os
-
     found: dict[str, dict[str, int]] = {}
-    for pid in processes_below(os.getpid()):
+    for pid, kind in processes():
         try:
-            kind, held = kind_of(pid), held_by(pid)
-        except OSError:
+            held = held_by(pid)
+        except OSError:  # it ended while we looked
             continue
         known = found.setdefault(kind, dict.fromkeys(held, 0))
         found[kind] = {name: known[name] + value for name, value in held.items()}
@@ -88,7 +70,7 @@ def measure(bench: Bench, batches: int) -> dict[str, Any]:
             if not running.query.isActive:
                 raise RuntimeError(str(running.query.exception()))
             time.sleep(0.05)
-        result[name] = sample() | {"broker": {"transactional_ids": transactional_ids(bench)}}
+        result[name] = sample() | {"transactional_ids": transactional_ids(bench)}
         say(f"after {goal} batches: {result[name]}")
     running.stop()
     return result

@@ -1,0 +1,52 @@
+"""What the processes of a benchmark hold and use: the driver, Spark's JVM, its Python workers, the broker."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    """This process and all below it, each with its kind."""
+    for pid in _below(os.getpid()):
+        try:
+            yield pid, _kind_of(pid)
+        except OSError:  # it ended while we looked
+            continue
+
+
+def processor_seconds() -> defaultdict[str, float]:
+    """By kind, since each process began. Of a worker that has ended its parent knows."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for pid, kind in processes():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        found[kind] += sum(map(int, fields[11:15])) / TICKS_PER_S
+    return found
+
+
+def _below(pid: int) -> list[int]:
+    found = [pid]
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found += _below(int(stat.parent.name))
+    return found
+
+
+def _kind_of(pid: int) -> str:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    if b"pyspark.daemon" in command:
+        return "worker"
+    if b"java" not in command.split(b"\0")[0]:
+        return "driver"
+    return "jvm" if b"SparkSubmit" in command else "broker"
