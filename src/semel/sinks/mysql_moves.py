@@ -45,8 +45,6 @@ def _move_all(sink: MySql, run: Run, columns: Mapping[str, Sequence[str]], versi
         found = _move_new(sink, run, stage, names, version) if all_new else None
         all_new = found is not None
         staged += _move_one(sink, run, stage, names, version) if found is None else found
-        if sink.mode == VERSIONS and sink.versions_kept:
-            _drop_old_versions(sink, run, stage)
     return staged
 
 
@@ -78,6 +76,7 @@ def _move_new(sink: MySql, run: Run, stage: str, names: Sequence[str], version: 
         run("ROLLBACK TO SAVEPOINT semel_new")
         return None
     run("RELEASE SAVEPOINT semel_new")
+    _drop_old_versions(sink, run, stage)
     return staged
 
 
@@ -147,6 +146,7 @@ def _upsert(sink: MySql, run: Run, stage: str, names: Sequence[str], version: in
         order=f"{quote(sink.order_by)} DESC, " if sink.order_by else "",
         updates=", ".join(_updates(sink, names)),
     )
+    _drop_old_versions(sink, run, stage)
     return _count(sink, run, stage)
 
 
@@ -182,6 +182,8 @@ def _next_version(sink: MySql, run: Run) -> int:
 
 def _drop_old_versions(sink: MySql, run: Run, stage: str) -> None:
     """Only of the keys that got a new one."""
+    if sink.mode != VERSIONS or not sink.versions_kept:
+        return
     run(
         "DELETE t FROM {target} AS t JOIN (SELECT {key}, {version}, "
         "row_number() OVER (PARTITION BY {key} ORDER BY {version} DESC) AS {place} "

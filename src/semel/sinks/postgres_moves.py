@@ -41,8 +41,6 @@ def _move_all(sink: Postgres, run: Run, stages: Sequence[str], version: int) -> 
         found = _move_new(sink, run, stage, version) if all_new else None
         all_new = found is not None
         staged += move_one(sink, run, stage, version) if found is None else found
-        if sink.mode == VERSIONS and sink.versions_kept:
-            _drop_old_versions(sink, run, stage)
     return staged
 
 
@@ -77,6 +75,7 @@ def _move_new(sink: Postgres, run: Run, stage: str, version: int) -> int | None:
         run("ROLLBACK TO SAVEPOINT semel_new")
         return None
     run("RELEASE SAVEPOINT semel_new")
+    _drop_old_versions(sink, run, stage)
     return staged
 
 
@@ -141,6 +140,7 @@ def _upsert(sink: Postgres, run: Run, stage: str, names: Sequence[str], version:
         order=order,
         action=f"UPDATE SET {updates}{newer}" if updates else "NOTHING",
     )
+    _drop_old_versions(sink, run, stage)
     return _count(run, stage)
 
 
@@ -166,6 +166,8 @@ def _versions(sink: Postgres) -> str:
 
 def _drop_old_versions(sink: Postgres, run: Run, stage: str) -> None:
     """Only of the keys that got a new one."""
+    if sink.mode != VERSIONS or not sink.versions_kept:
+        return
     run(
         "DELETE FROM {target} t USING (SELECT {key}, {version}, "
         "row_number() OVER (PARTITION BY {key} ORDER BY {version} DESC) AS place "
