@@ -7,7 +7,7 @@ VENV35 := .venv-spark35
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format lock test-spark35 bench chaos-kafka chaos-stores clean
+.PHONY: help setup demo test test-long lint format lock test-spark35 bench simulate chaos-kafka chaos-stores clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,6 +34,10 @@ test-spark35: $(VENV35)/.installed  ## the smaller suite under PySpark 3.5.7
 
 bench: $(VENV)/.installed  ## what exactly-once adds to a batch; run it on a quiet machine
 	@$(BIN)/python benchmarks/overhead.py $(ARGS)
+
+SEEDS ?= 2000
+simulate: $(VENV)/.installed  ## the real coordinator in simulated worlds; SEEDS=100000 for the long run
+	@$(BIN)/python -m semel.simulation --seeds $(SEEDS) $(ARGS)
 
 chaos-kafka: $(VENV)/.installed  ## 300,000 rows from Kafka to Kafka through 30 kills; ARGS="--seed N" replays a plan
 	@$(BIN)/python -m tests.chaos.kafka $(ARGS)

@@ -1,0 +1,46 @@
+"""The records of the decision log, at the end of a line that breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from semel.decisions.base import RecordStore
+from semel.decisions.memory import MemoryStore
+from semel.simulation.line import LOG, Line
+
+Created = Callable[[str, bytes], None]
+
+
+class SimulatedRecords(RecordStore):
+    """What one driver sees of the records. `created` is told of each record at the moment when it comes to exist."""
+
+    def __init__(self, records: MemoryStore, line: Line, created: Created) -> None:
+        self.records = records
+        self.line = line
+        self.created = created
+
+    def create(self, path: str, content: bytes) -> bool:
+        verb = {"decisions": "decide", "incarnations": "claim"}.get(path.partition("/")[0], "create")
+        return self.line.ask(LOG, verb, lambda: self._create(path, content), path)
+
+    def _create(self, path: str, content: bytes) -> bool:
+        is_new = self.records.create(path, content)
+        if is_new:
+            self.created(path, content)
+        return is_new
+
+    def read(self, path: str) -> bytes | None:
+        found = self.line.ask(LOG, "read", lambda: self.records.read(path) or b"", path, changes=False)
+        return found or None
+
+    def exists(self, path: str) -> bool:
+        return self.line.ask(LOG, "exists", lambda: self.records.exists(path), path, changes=False)
+
+    def list(self, folder: str) -> list[str]:
+        return self.line.ask(LOG, "list", lambda: self.records.list(folder), folder, changes=False)
+
+    def delete(self, path: str) -> None:
+        self.line.ask(LOG, "delete", lambda: self.records.delete(path), path)
+
+    def describe(self) -> str:
+        return "the simulated log"

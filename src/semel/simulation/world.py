@@ -1,0 +1,243 @@
+"""Everything of one seed: the stores, the log, the checkpoint, the time, the drivers, and what has been seen."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from semel.decisions import log as log_module
+from semel.decisions.base import StoreUnanswered
+from semel.decisions.memory import MemoryStore
+from semel.decisions.records import parse_journal_entry
+from semel.errors import BatchFailed, CheckpointRolledBack, CommitStalled, DecisionUnknown, Fenced, SinkUnavailable
+from semel.protocol.events import Decided
+from semel.runtime import batch as batch_module
+from semel.runtime import startup as startup_module
+from semel.simulation.audit import Anomaly, Witness
+from semel.simulation.faults import draw_plan
+from semel.simulation.line import Late, Line, TaskFailed
+from semel.simulation.scheduler import DRIVERS_MAX, Driver, DriverDied, Scheduler
+from semel.simulation.spark import Checkpoint, ConcurrentQueries, run_query
+from semel.simulation.stores import FilesStore, LedgerStore, PreparedStore, SimulatedStore
+from semel.simulation.trace import Event
+from semel.sinks.base import Context
+
+T = TypeVar("T")
+R = TypeVar("R")
+BATCHES_MIN, BATCHES_MAX = 4, 6
+CALLS_MAX = 20_000
+EXPIRES_AFTER_S = 60.0
+#: How a driver may end. Anything else is a bug of the code under test, or of the simulation.
+ENDINGS = (
+    *(Fenced, CommitStalled, DecisionUnknown, BatchFailed, SinkUnavailable, CheckpointRolledBack),
+    *(StoreUnanswered, OSError, ConcurrentQueries),
+)
+#: Why a batch may fail, or a commit stall.
+CAUSES = (*ENDINGS, TaskFailed, type(None))
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.dice = random.Random(f"world {seed}")  # noqa: S311 - a game, not a secret
+        self.witness = Witness()
+        self.stores = self._draw_stores()
+        expires = any(isinstance(store, PreparedStore) for store in self.stores.values())
+        self.plan = draw_plan(self.dice, expires=expires)
+        self.batches_min = self.dice.randint(BATCHES_MIN, BATCHES_MAX)
+        #: In some worlds journals and claims are forgotten as soon as they may be.
+        self.forgets_soon = self.dice.random() < 0.5
+        self.records = MemoryStore()
+        self.checkpoint = Checkpoint()
+        self.scheduler = Scheduler(self.dice)
+        self.now = 0.0
+        self.calls = 0
+        self.late: list[Late] = []
+        self.away: dict[str, int] = {}
+        self.tasks_are_doomed = False
+        self.trace: list[Event] = []
+        self.counts: Counter[str] = Counter()
+        self.endings: Counter[str] = Counter()
+
+    def _draw_stores(self) -> dict[str, SimulatedStore]:
+        kinds: dict[str, type[SimulatedStore]] = {"files": FilesStore, "ledger": LedgerStore, "prepared": PreparedStore}
+        names = self.dice.sample(sorted(kinds), self.dice.choice((1, 2, 2, 3, 3)))
+        return {name: kinds[name](name, self.witness.saw) for name in names}
+
+    # What happens -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> list[Anomaly]:
+        """All faults, then a last driver that nothing disturbs."""
+        try:
+            with the_real_code_in(self):
+                while self.has_work() or self.scheduler.live:
+                    self._let_somebody_run()
+                self._heal()
+                self._finish()
+        finally:
+            self.scheduler.end_all()
+        return self.witness.anomalies
+
+    def has_work(self) -> bool:
+        return not self.is_done(self.checkpoint.next_batch)
+
+    def is_done(self, batch: int) -> bool:
+        """Rows keep coming until all faults have happened."""
+        return batch >= self.batches_min and self.plan.exhausted
+
+    def _let_somebody_run(self) -> None:
+        scheduler = self.scheduler
+        if self.has_work() and all(driver.zombie for driver in scheduler.live):
+            if scheduler.started >= DRIVERS_MAX or self.calls > CALLS_MAX:
+                raise RuntimeError(f"seed {self.seed}: {scheduler.started} drivers and {self.calls} calls do not end")
+            scheduler.launch(self._live)
+        scheduler.resume(scheduler.choose(self.calls))
+
+    def _heal(self) -> None:
+        self.tell(None, "everything is healed")
+        self.away.clear()
+        self.tasks_are_doomed = False
+        self._land(self.late)
+
+    def _finish(self) -> None:
+        """The last driver has one batch more than was asked for, so that it must do some work."""
+        self.batches_min = self.checkpoint.next_batch + 1
+        last = self.scheduler.launch(self._live)
+        while not last.ended:
+            self.scheduler.resume(last)
+        if self.has_work():
+            self.witness.report("stuck", f"the last driver stopped before batch {self.checkpoint.next_batch} was done")
+
+    def _live(self, driver: Driver) -> None:
+        """The whole life of one driver, and how it ended."""
+        try:
+            run_query(self, Line(self, driver))
+            ending = "finished"
+        except DriverDied:
+            ending = "died"
+        except Exception as error:  # noqa: BLE001 - what is not expected is an anomaly
+            ending = type(error).__name__
+            if not isinstance(error, ENDINGS) or not isinstance(error.__cause__, CAUSES):
+                self.witness.report("bug", f"{driver} ended with {error!r} because of {error.__cause__!r}")
+            self.tell(driver, f"{ending}: {str(error).splitlines()[0]}")
+        self.endings[ending] += 1
+        self.tell(driver, f"ended: {ending}")
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.calls += 1
+        if self.calls > CALLS_MAX:
+            raise DriverDied
+        if self.late:
+            self._land([late for late in self.late if late.due_at_call <= self.calls])
+
+    def _land(self, due: Sequence[Late]) -> None:
+        for late in list(due):
+            self.late.remove(late)
+            self.counts["late effects"] += 1
+            self.tell(None, "late:", late.call.place, late.call.verb, late.what)
+            # A store that refuses says so to nobody.
+            with suppress(Exception):
+                late.effect()
+
+    def bury(self, driver: Driver) -> None:
+        """A server notices at once that a process has died, or not before somebody else takes over."""
+        if self.dice.random() < 0.5:
+            for store in self.stores.values():
+                store.bury(driver.number)
+
+    def restart(self, place: str) -> None:
+        self.stores[place].restart()
+        self.late = [late for late in self.late if late.call.place != place]
+
+    def let_transactions_expire(self) -> None:
+        self.now += EXPIRES_AFTER_S
+        for store in self.stores.values():
+            if isinstance(store, PreparedStore):
+                self.counts["expired transactions"] += store.expire(self.now, EXPIRES_AFTER_S)
+
+    def something_prepared(self) -> bool:
+        return any(isinstance(store, PreparedStore) and store.staged for store in self.stores.values())
+
+    # What is seen -----------------------------------------------------------------------------------------------------
+
+    def recorded(self, path: str, content: bytes) -> None:
+        """A record of the log exists from this moment on."""
+        if b'"decided"' not in content:
+            return
+        record = parse_journal_entry(content, path)
+        if isinstance(record, Decided):
+            self.witness.decided(record)
+            self.counts["mends"] += record.mends
+            # Who slept until the journal was forgotten finds its slot empty.
+            self.counts["stale decisions"] += record.attempt.batch in self.checkpoint.done
+
+    def tell(self, driver: Driver | None, *words: object) -> None:
+        self.trace.append((self.calls, self.now, driver.number if driver else 0, words))
+
+
+class InSeededOrder:
+    """Instead of the coordinator's threads: commits one after the other, in an order of the seed."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        pending = list(enumerate(items))
+        self.dice.shuffle(pending)
+        done = {index: work(item) for index, item in pending}
+        return [done[index] for index in sorted(done)]
+
+    def shutdown(self) -> None:
+        """No thread was started."""
+
+
+class SimulatedCoordinator(batch_module.Coordinator):
+    """The real one, without its threads."""
+
+    dice: random.Random
+
+    @cached_property
+    def _committers(self) -> Any:
+        return InSeededOrder(self.dice)
+
+
+@contextmanager
+def the_real_code_in(world: World) -> Iterator[None]:
+    """The runtime as it is, but for the clock, the threads, the name of the process, the warnings, and how soon it
+    forgets.
+    """
+
+    def coordinator(context: Context, *values: Any) -> SimulatedCoordinator:
+        driver = world.scheduler.current
+        if driver is None:
+            raise RuntimeError("a coordinator is made only by a driver that runs")
+        made = SimulatedCoordinator(context, *values)
+        made.sleep, made.clock, made.dice = Line(world, driver).pause, lambda: world.now, world.dice
+        return made
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (startup_module, "Coordinator", coordinator),
+        # A record names the process that made it, and so do errors.
+        (log_module, "os", SimpleNamespace(getpid=lambda: str(world.scheduler.current))),
+        (log_module, "socket", SimpleNamespace(gethostname=lambda: f"seed {world.seed}")),
+        (log_module, "_now", lambda: f"{world.now:.3f} s"),
+        (logging.getLogger("semel"), "disabled", True),
+    ]
+    if world.forgets_soon:
+        replaced += [(batch_module, "TIDY_EVERY_BATCHES", 2), (batch_module, "BATCHES_KEPT", 1)]
+        replaced += [(log_module, "INCARNATIONS_KEPT", 3)]
+    before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
+    for place, name, value in replaced:
+        setattr(place, name, value)
+    try:
+        yield
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)

@@ -1,0 +1,270 @@
+"""Bugs that somebody could have written into the runtime, or into a sink. Each is patched in for one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from semel.decisions.base import StoreUnanswered
+from semel.decisions.log import DecisionLog
+from semel.decisions.memory import MemoryStore
+from semel.ids import Attempt, Branch
+from semel.protocol.events import (
+    Committable,
+    Decided,
+    DecisionRecorded,
+    DecisionUnanswered,
+    Event,
+    Journal,
+    Outcome,
+)
+from semel.protocol.recovery import Run
+from semel.protocol.states import State
+from semel.runtime import batch, startup
+from semel.runtime.batch import Coordinator
+from semel.runtime.mend import Mend, choose_parts
+from semel.simulation.participants import FilesParticipant, LedgerParticipant, PreparedParticipant, branches_of
+from semel.simulation.stores import LedgerStore
+from semel.sinks.base import StagedPart
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+# In the runtime -------------------------------------------------------------------------------------------------------
+
+
+def an_error_is_taken_for_committed(patch: pytest.MonkeyPatch) -> None:
+    def commit_one(self: Coordinator, committable: Committable, work: Any) -> Outcome:
+        try:
+            return self.participants[committable.sink].commit(committable)
+        except Exception:  # noqa: BLE001 - the bug
+            return Outcome.COMMITTED
+
+    patch.setattr(Coordinator, "_commit_one", commit_one)
+
+
+def gone_is_taken_for_committed(patch: pytest.MonkeyPatch) -> None:
+    real = Coordinator._commit_one
+
+    def commit_one(self: Coordinator, committable: Committable, work: Any) -> Outcome:
+        outcome = real(self, committable, work)
+        return Outcome.ALREADY_COMMITTED if outcome is Outcome.GONE else outcome
+
+    patch.setattr(Coordinator, "_commit_one", commit_one)
+
+
+def a_stalled_batch_is_returned_to_spark(patch: pytest.MonkeyPatch) -> None:
+    real = Coordinator._conclude
+
+    def conclude(self: Coordinator, work: Any) -> None:
+        if work.state is not State.STALLED:
+            real(self, work)
+
+    patch.setattr(Coordinator, "_conclude", conclude)
+
+
+def commits_before_it_decides(patch: pytest.MonkeyPatch) -> None:
+    real = Coordinator._decide
+
+    def decide(self: Coordinator, work: Any) -> Event:
+        for committable in work.proposal:
+            self._commit_one(committable, work)
+        return real(self, work)
+
+    patch.setattr(Coordinator, "_decide", decide)
+
+
+def decides_before_the_last_sink_has_prepared(patch: pytest.MonkeyPatch) -> None:
+    """And takes what that sink would have promised for granted."""
+    real = Coordinator._prepare
+
+    def prepare(self: Coordinator, attempt: Attempt, parts: Any) -> tuple[Committable, ...]:
+        *others, last = self.participants
+        whole = dict(self.participants)
+        self.participants = {name: whole[name] for name in others}
+        try:
+            prepared = real(self, attempt, parts)
+        finally:
+            self.participants = whole
+        names = tuple(sorted(str(p.branch) for p in parts[last]))
+        payload = {"stages": [], "files": [], "mark": True}
+        return (*prepared, Committable(last, last, attempt, 0, names, payload))
+
+    patch.setattr(Coordinator, "_prepare", prepare)
+
+
+def no_answer_of_the_log_is_taken_for_yes(patch: pytest.MonkeyPatch) -> None:
+    real = Coordinator._decide
+
+    def decide(self: Coordinator, work: Any) -> Event:
+        event = real(self, work)
+        if not isinstance(event, DecisionUnanswered):
+            return event
+        work.committables |= {c.key: c for c in work.proposal}
+        return DecisionRecorded()
+
+    patch.setattr(Coordinator, "_decide", decide)
+
+
+def the_slot_is_decided_again_when_the_log_does_not_answer(patch: pytest.MonkeyPatch) -> None:
+    """In the next slot: the first one may be taken by the request whose answer was lost."""
+    real = DecisionLog.append
+
+    def append(self: DecisionLog, record: Any) -> bool:
+        try:
+            return real(self, record)
+        except StoreUnanswered:
+            if not isinstance(record, Decided):
+                raise
+            return real(self, replace(record, attempt=replace(record.attempt, attempt=record.attempt.attempt + 1)))
+
+    patch.setattr(DecisionLog, "append", append)
+
+
+def a_record_replaces_the_one_before(patch: pytest.MonkeyPatch) -> None:
+    def create(self: MemoryStore, path: str, content: bytes) -> bool:
+        self._files[path] = content
+        return True
+
+    patch.setattr(MemoryStore, "create", create)
+
+
+def a_start_does_not_sweep(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(startup, "sweep", lambda *_: 0)
+
+
+def a_start_does_not_close_the_open_slot(patch: pytest.MonkeyPatch) -> None:
+    def close(log: DecisionLog, ours: Attempt) -> Journal:
+        return log.journal(ours.batch)
+
+    patch.setattr(startup, "close_open_slot", close)
+
+
+def a_decided_batch_is_run_again(patch: pytest.MonkeyPatch) -> None:
+    """At a start that finds it decided, and not yet checkpointed."""
+    patch.setattr(batch, "resolve_batch", lambda facts: Run(attempt=len(facts.journal)))
+
+
+def a_mend_writes_all_rows_again(patch: pytest.MonkeyPatch) -> None:
+    def choose(decided: Sequence[Committable], gone: Collection[str], parts: Sequence[StagedPart]) -> Mend:
+        written = [p for p in parts if p.rows]
+        of = {c.fingerprint: c.key for c in decided if c.rows}
+        if any(p.fingerprint not in of for p in written):
+            return Mend(tuple(parts))
+        return Mend(tuple(written), (), {str(p.branch): of[p.fingerprint] for p in written})
+
+    patch.setattr(batch, "choose_parts", choose)
+
+
+def a_mend_goes_by_the_number_of_the_task(patch: pytest.MonkeyPatch) -> None:
+    real = choose_parts
+
+    def choose(decided: Sequence[Committable], gone: Collection[str], parts: Sequence[StagedPart]) -> Mend:
+        whole = real(decided, gone, parts)
+        if not whole.keys:
+            return whole
+        named = {f"{p.branch.sink}/{p.branch.task}": p for p in parts if p.rows}
+        if any(key not in named for key in gone):
+            return whole
+        wanted = {key: named[key] for key in sorted(gone)}
+        return Mend(tuple(wanted.values()), (), {str(p.branch): key for key, p in wanted.items()})
+
+    patch.setattr(batch, "choose_parts", choose)
+
+
+# In a sink ------------------------------------------------------------------------------------------------------------
+
+
+def what_is_not_there_is_taken_for_gone(patch: pytest.MonkeyPatch) -> None:
+    """Without a look at the markers."""
+
+    def commit(self: PreparedParticipant, committable: Committable) -> Outcome:
+        if not committable.payload or committable.payload.get("mark"):
+            return real(self, committable)
+        (branch,) = branches_of(committable)
+        known = self.ask("commit", lambda: self.store.commit_prepared(branch), committable.key)
+        return Outcome.COMMITTED if known else Outcome.GONE
+
+    real = PreparedParticipant.commit
+    patch.setattr(PreparedParticipant, "commit", commit)
+
+
+def what_is_not_there_is_taken_for_committed(patch: pytest.MonkeyPatch) -> None:
+    def settle(self: PreparedParticipant, name: str, batch: int) -> Outcome:
+        return Outcome.ALREADY_COMMITTED
+
+    patch.setattr(PreparedParticipant, "_settle", settle)
+
+
+def the_marker_is_written_after_the_rows(patch: pytest.MonkeyPatch) -> None:
+    """In a transaction of its own."""
+
+    def from_stages(self: LedgerParticipant, batch: int, branches: Sequence[Branch]) -> Outcome:
+        store = self.store
+        known = self.look("marker", lambda: batch in marked(store))
+        if known:
+            return Outcome.ALREADY_COMMITTED
+        rows = store._rows(branches)
+        self.ask("rows", lambda: store._apply(batch, branches, rows))
+        self.ask("mark", lambda: marked(store).add(batch))
+        return Outcome.COMMITTED
+
+    def marked(store: LedgerStore) -> set[int]:
+        found: set[int] = store.__dict__.setdefault("marked", set())
+        return found
+
+    real = LedgerStore.commit_move
+
+    def commit_move(self: LedgerStore, move: Any) -> bool:
+        committed = real(self, move)
+        if committed:
+            marked(self).add(move.batch)
+        return committed
+
+    patch.setattr(LedgerStore, "commit_move", commit_move)
+    patch.setattr(LedgerParticipant, "_commit_from_stages", from_stages)
+
+
+def the_manifest_comes_before_the_files(patch: pytest.MonkeyPatch) -> None:
+    def make_visible(self: FilesParticipant, batch: int, files: Sequence[Branch]) -> Outcome:
+        if not self.ask("commit", lambda: self.store.create_manifest(batch, files)):
+            return self._committed_before(batch, files)
+        for file in files:
+            self.ask("rename", partial(self.store.rename, file), file)
+        return Outcome.COMMITTED
+
+    patch.setattr(FilesParticipant, "_make_visible", make_visible)
+
+
+def an_abort_drops_nothing(patch: pytest.MonkeyPatch) -> None:
+    def abort(self: LedgerParticipant, branches: Iterable[Branch]) -> None:
+        """Nothing is dropped."""
+
+    patch.setattr(LedgerParticipant, "abort", abort)
+
+
+#: Bug -> the anomaly by which it is found, and how many seeds, from 0 on, are enough to find it.
+MUTANTS: dict[Patch, tuple[str, int]] = {
+    an_error_is_taken_for_committed: ("split", 30),
+    gone_is_taken_for_committed: ("torn", 60),
+    a_stalled_batch_is_returned_to_spark: ("split", 40),
+    commits_before_it_decides: ("early", 5),
+    decides_before_the_last_sink_has_prepared: ("lost", 30),
+    no_answer_of_the_log_is_taken_for_yes: ("early", 200),
+    the_slot_is_decided_again_when_the_log_does_not_answer: ("journal", 60),
+    a_record_replaces_the_one_before: ("journal", 60),
+    a_start_does_not_sweep: ("orphan", 30),
+    a_start_does_not_close_the_open_slot: ("orphan", 100),
+    a_decided_batch_is_run_again: ("torn", 100),
+    a_mend_writes_all_rows_again: ("duplicated", 60),
+    a_mend_goes_by_the_number_of_the_task: ("duplicated", 60),
+    what_is_not_there_is_taken_for_gone: ("duplicated", 20),
+    what_is_not_there_is_taken_for_committed: ("lost", 100),
+    the_marker_is_written_after_the_rows: ("duplicated", 120),
+    the_manifest_comes_before_the_files: ("split", 80),
+    an_abort_drops_nothing: ("orphan", 5),
+}

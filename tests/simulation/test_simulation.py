@@ -1,0 +1,137 @@
+"""The simulation itself: it holds, it does what it says, and a seed is the same each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from semel.simulation import run
+from semel.simulation.faults import FAULTS_MIN, KINDS, WEIGHTS
+from semel.simulation.participants import PreparedParticipant
+from semel.simulation.run import Summary, main, simulate, simulate_many
+from semel.simulation.source import rows_of_tasks
+from semel.simulation.world import World
+from tests.simulation.mutants import an_error_is_taken_for_committed
+
+SEEDS_IN_CI = 2_000
+#: How batches and drivers may end; each of them must really have happened.
+ENDINGS = {
+    *("committed", "forwarded"),
+    *("Fenced", "CommitStalled", "DecisionUnknown", "BatchFailed", "SinkUnavailable", "CheckpointRolledBack"),
+    *("StoreUnanswered", "OSError", "ConcurrentQueries", "died", "finished"),
+}
+
+
+def test_2000_seeds_hold_and_everything_that_can_go_wrong_did() -> None:
+    summary = simulate_many(0, SEEDS_IN_CI)
+    assert summary.verdict is True, "\n".join(failed.explain() for failed in summary.failed)
+    assert summary.counts["seeds"] == SEEDS_IN_CI
+    assert summary.faults_min is not None
+    assert summary.faults_min >= FAULTS_MIN
+    assert {kind for kind in KINDS if summary.faults[kind] < 200} == set()
+    assert {ending for ending in ENDINGS if summary.endings[ending] < 5} == set()
+    assert set(summary.endings) == ENDINGS
+    counts = summary.counts
+    assert counts["recoveries"] >= SEEDS_IN_CI
+    assert counts["mends"] >= 200
+    assert counts["zombies woken"] >= 1_000
+    assert counts["late effects"] >= 500
+    assert counts["expired transactions"] >= 500
+    assert counts["stale decisions"] >= 1
+    for kind in ("with files", "with ledger", "with prepared", "that forget soon"):
+        assert counts[f"worlds {kind}"] >= SEEDS_IN_CI // 3
+    assert counts["batches"] >= 4 * SEEDS_IN_CI
+    assert counts["rows"] >= 20 * SEEDS_IN_CI
+    # Each of these was a moment at which something became visible, and was compared with the decisions.
+    assert counts["looks"] >= 10 * SEEDS_IN_CI
+
+
+@pytest.mark.parametrize("seed", [0, 7, 13, 101])
+def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
+    assert simulate(seed).trace == simulate(seed).trace
+
+
+def test_another_seed_gives_another_trace() -> None:
+    assert simulate(1).trace != simulate(2).trace
+
+
+def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:
+    command = [sys.executable, "-m", "semel.simulation", "--first-seed", "40", "--seeds", "5", "--trace"]
+    traces = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        traces.append([line for line in found.stdout.splitlines() if not line.startswith("verdict")])
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 500
+
+
+def test_a_failing_seed_says_how_to_replay_it_and_fails_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    an_error_is_taken_for_committed(monkeypatch)
+    assert main(["--seeds", "60"]) == 1
+    printed = capsys.readouterr().out
+    seed = next(found.seed for found in map(simulate, range(60)) if found.anomalies)
+    assert f"replay: python -m semel.simulation --seeds 1 --first-seed {seed} --trace" in printed
+    assert "verdict false" in printed
+    first, second = simulate(seed), simulate(seed)
+    assert first.anomalies == second.anomalies != ()
+    assert first.trace == second.trace
+
+
+def test_a_run_stops_when_it_has_failures_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("a bug of the sink")
+
+    monkeypatch.setattr(PreparedParticipant, "_promise", broken)
+    monkeypatch.setattr(run, "FAILURES_MAX", 2)
+    summary = simulate_many(0, 200)
+    assert len(summary.failed) == 2
+    assert {"bug"} <= {anomaly.name for failed in summary.failed for anomaly in failed.anomalies}
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3", "--first-seed", "5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["seeds"], found["first_seed"], found["failed"]) == ("true", 3, 5, [])
+    assert found["faults_min"] >= FAULTS_MIN
+
+
+@pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--seeds", "many"], ["--first-seed", "-1"], ["--what"]])
+def test_bad_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_a_run_that_compared_nothing_is_unknown() -> None:
+    assert Summary(0).verdict is None
+
+
+def test_a_batch_has_the_same_rows_whenever_it_runs() -> None:
+    content = rows_of_tasks(3, 5)
+    rows_of_tasks.cache_clear()
+    assert rows_of_tasks(3, 5) == content
+    assert len({row for rows in content for row in rows}) == sum(map(len, content))
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    assert set(WEIGHTS) == set(KINDS)
+
+
+def test_no_driver_is_left_behind() -> None:
+    simulate(0)
+    threads = threading.active_count()
+    for seed in range(5):
+        world = World(seed)
+        assert world.run() == []
+        assert world.scheduler.live == []
+    # Threads are kept for the next seed, so their number grows only with the most drivers of one seed.
+    assert threading.active_count() <= threads + 20
