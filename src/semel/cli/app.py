@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import demo, dev, run
+from semel.cli import demo, dev, model, run
 
 app = typer.Typer(
     help="Exactly-once from source to sink for PySpark Structured Streaming.",
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("demo")(demo.demo)
 app.add_typer(dev.app, name="dev")
+app.add_typer(model.app, name="model")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,494 @@
+"""What a driver does, one atomic step at a time, in the order of `runtime.startup` and `runtime.batch`.
+
+    start:      read commits/, claim, list every store, fence each, read the journal, close its open slot,
+                commit forward what is decided, sweep each store
+    each batch: read the journal, look for a newer claim, stage each sink, prepare each sink, decide, look again,
+                commit each committable in any order, mend what is gone, tidy, checkpoint
+
+Every step takes a world and a driver and returns all that can come of it, as (label, world); several where an answer
+may be lost. Between any two steps of one driver everybody else may act.
+
+Reduction: two steps that touch nothing in common need not be tried in both orders. The sinks are staged, prepared,
+fenced and swept in one order only, as the runtime does, and listing all stores is one step; a crash or another driver
+may still come between any two sinks. Commits run in threads, and they are tried in every order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from semel.errors import BatchFailed
+from semel.model.rules import Rules
+from semel.model.stores import Stores
+from semel.model.world import (
+    ABORTED,
+    DECIDED,
+    MENDS,
+    Bounds,
+    CommittableCode,
+    Driver,
+    Label,
+    RecordCode,
+    WorkCode,
+    World,
+    content,
+    create_slot,
+    pack,
+    read_journal,
+    spend,
+    unpack,
+    with_driver,
+    with_store,
+    without_driver,
+)
+from semel.protocol.events import (
+    Checkpointed,
+    CommitAnswered,
+    DecisionRecorded,
+    DecisionRefused,
+    DecisionUnanswered,
+    Event,
+    Outcome,
+    Prepared,
+    PrepareFailed,
+    Superseded,
+)
+from semel.protocol.recovery import Fate
+from semel.protocol.states import FINAL, Action, State
+from semel.protocol.step import ProtocolError
+
+#: As `Limits.mends` of the runtime: what vanishes each time is not written for ever.
+MENDS_MAX = 3
+
+Moves: TypeAlias = list[tuple[Label, World]]
+
+
+class DriverSteps:
+    """The steps. `rules` may be a mutant's; `truth` is what the observer believes, and is never one."""
+
+    def __init__(self, bounds: Bounds, rules: Rules | None = None, stores: Stores | None = None) -> None:
+        self.bounds = bounds
+        self.sinks = len(bounds.sinks)
+        self.rules = rules or Rules(bounds.tasks)
+        self.truth = Rules(bounds.tasks)
+        self.stores = stores or Stores(bounds.tasks)
+
+    def moves(self, world: World, driver: Driver) -> Moves:
+        """All that the driver's next step can lead to. An error of the protocol is a violation, not an accident."""
+        try:
+            found: Moves = getattr(self, f"at_{driver.at}")(world, driver)
+        except ProtocolError as error:
+            return [(("protocol_error", driver.incarnation), world._replace(broken=f"tables: {error}"))]
+        return found
+
+    # Start ------------------------------------------------------------------------------------------------------------
+
+    def at_claim(self, world: World, d: Driver) -> Moves:
+        mine = world.claims + 1
+        claimed = d._replace(incarnation=mine, at="list")
+        return [(("claim", mine), with_driver(world, d, claimed)._replace(claims=mine))]
+
+    def at_list(self, world: World, d: Driver) -> Moves:
+        listing = tuple(store.branches for store in world.stores)
+        marked = [0]
+        for store in world.stores:
+            marked += [(unpack(m).batch if store.kind == "prepared" else m) + 1 for m in store.marks]
+        found = d._replace(at="fence", k=0, listing=listing, newest_mark=max(marked))
+        return [(("list", d.incarnation, sum(map(len, listing))), with_driver(world, d, found))]
+
+    def at_fence(self, world: World, d: Driver) -> Moves:
+        fenced = self.stores.fence(world.stores[d.k], d.incarnation)
+        if fenced is None:
+            return [(("fence_refused", d.incarnation, d.k), without_driver(world, d))]
+        following = d._replace(k=d.k + 1) if d.k + 1 < self.sinks else d._replace(at="close_read", k=0)
+        return [(("fence", d.incarnation, d.k), with_driver(with_store(world, d.k, fenced), d, following))]
+
+    def at_close_read(self, world: World, d: Driver) -> Moves:
+        journal = read_journal(world.journals[d.batch])
+        label = ("read", d.incarnation, d.batch, len(journal))
+        if d.incarnation == 1:
+            return [self.after_close(label, world, d, d._replace(journal=journal))]
+        return [(label, with_driver(world, d, d._replace(at="close", journal=journal)))]
+
+    def at_close(self, world: World, d: Driver) -> Moves:
+        record: RecordCode = (ABORTED, d.incarnation, ())
+        slot = len(d.journal)
+        closed = self.append(world, d.batch, slot, record)
+        if closed is None:
+            again = with_driver(world, d, d._replace(at="close_read", journal=()))
+            return [(("close_taken", d.incarnation, d.batch, slot), again)]
+        journal = (*d.journal, record)
+        label = ("close", d.incarnation, d.batch, slot)
+        moves: Moves = [self.after_close(label, closed, d, d._replace(journal=journal))]
+        if (lossy := spend(world, "lost")) is not None:
+            late = self.send(lossy, ("slot", d.batch, slot, record))
+            lost = closed._replace(left=lossy.left)
+            moves.append((("close_unanswered", d.incarnation, d.batch, slot), without_driver(lost, d)))
+            moves.append((("close_late", d.incarnation, d.batch, slot), without_driver(late, d)))
+        return moves
+
+    def after_close(self, label: Label, world: World, old: Driver, d: Driver) -> tuple[Label, World]:
+        """Refuse a checkpoint that is older than a store; commit forward what is decided; else sweep."""
+        found = self.rules.effective(d.journal, d.batch)
+        newest_known = d.batch if found is not None else d.batch - 1
+        staged = max((unpack(b).batch for branches in d.listing for b in branches), default=0)
+        if d.newest_mark - 1 > newest_known or staged > d.batch:
+            return ("start_refused", d.incarnation, d.batch), without_driver(world, old)
+        d = d._replace(k=0, journal=(), closed=d.journal)
+        following = d._replace(at="sweep") if found is None else d._replace(at="read", forward=True)
+        return label, with_driver(world, old, following)
+
+    def at_sweep(self, world: World, d: Driver) -> Moves:
+        doomed = tuple(
+            branch
+            for branch in d.listing[d.k]
+            if self.rules.fate(branch, d.k, d.closed if unpack(branch).batch == d.batch else (), d.batch, d.incarnation)
+            is Fate.ABORT
+        )
+        swept = self.must_be_swept(self.abort(world, d.k, doomed), d)
+        is_last = d.k + 1 == self.sinks
+        label = ("sweep", d.incarnation, d.k, len(doomed))
+        if not is_last:
+            return [(label, with_driver(swept, d, d._replace(k=d.k + 1)))]
+        if d.batch == self.bounds.batches:
+            return [(label, without_driver(swept, d))]
+        return [(label, with_driver(swept, d, Driver(d.incarnation, "read", d.batch)))]
+
+    # A batch ----------------------------------------------------------------------------------------------------------
+
+    def at_read(self, world: World, d: Driver) -> Moves:
+        journal = read_journal(world.journals[d.batch])
+        label = ("read", d.incarnation, d.batch, len(journal))
+        return [(label, with_driver(world, d, d._replace(at="look", journal=journal)))]
+
+    def superseded(self, world: World, d: Driver) -> bool:
+        return world.claims > d.incarnation
+
+    def at_look(self, world: World, d: Driver) -> Moves:
+        newest = d.incarnation + self.superseded(world, d)
+        name, work = self.rules.resolve(d.journal, d.batch, d.incarnation, newest)
+        label = ("resolve", d.incarnation, d.batch, name)
+        if name == "Unclear":
+            return [(label, without_driver(world, d)._replace(asked=True))]
+        if not work:
+            return [(label, without_driver(world, d))]
+        if name == "Run":
+            world = self.must_show_nothing(world, d)
+        return [(label, self.at_work_with(world, d, d._replace(at="work", k=0), work))]
+
+    def at_work_with(self, world: World, old: Driver, d: Driver, work: WorkCode) -> World:
+        """The world once the driver's batch has come into this state. Ends that need nothing done are done at once."""
+        state = State[work[0]]
+        same = work[:1] == d.work[:1]
+        d = d._replace(work=work, k=d.k if same else 0)
+        if d.forward and state in (State.COMMITTED, State.BROKEN):
+            # What is gone needs its rows, and Spark brings them later.
+            if state is State.COMMITTED:
+                world = self.must_show_all(world, d.batch)
+            return with_driver(world, old, d._replace(at="sweep", k=0, forward=False, journal=(), work=()))
+        if state is State.COMMITTED:
+            return with_driver(world, old, Driver(d.incarnation, self.after_commit(d), d.batch, work=work))
+        if state in FINAL and self.rules.action(work) not in (Action.ROLL_BACK, Action.WITHDRAW):
+            return without_driver(world, old)
+        return with_driver(world, old, d)
+
+    def after_commit(self, d: Driver) -> str:
+        """Old journals are pruned now and then: here once, in the last batch."""
+        return "tidy" if d.batch == self.bounds.batches - 1 else "checkpoint"
+
+    def at_work(self, world: World, d: Driver) -> Moves:
+        action = self.rules.action(self.work(d))
+        moves: Moves = getattr(self, f"do_{action.name.lower()}")(world, d)
+        return moves
+
+    def work(self, d: Driver) -> WorkCode:
+        if not d.work:
+            raise ProtocolError("the driver works on nothing")
+        return d.work
+
+    def report(self, world: World, d: Driver, event: Event, now: Driver | None = None) -> World:
+        return self.at_work_with(world, d, now or d, self.rules.advance(self.work(d), event))
+
+    # Stage and prepare ------------------------------------------------------------------------------------------------
+
+    def do_stage(self, world: World, d: Driver) -> Moves:
+        wanted = tuple(range(self.sinks))
+        if d.k < len(wanted):
+            return self.stage(world, d, wanted[d.k])
+        return self.prepare(world, d, wanted, d.k - len(wanted))
+
+    def do_restage(self, world: World, d: Driver) -> Moves:
+        wanted = tuple(sorted({c[0] for c in self.known(d) if c[1] in self.gone(d)}))
+        mended = sum(kind == MENDS and incarnation == d.incarnation for kind, incarnation, _ in d.journal)
+        if mended == MENDS_MAX:
+            return [(("prepare_failed", d.incarnation, d.batch, wanted[0]), self.prepare_failed(world, d, mends=True))]
+        if d.k < len(wanted):
+            return self.stage(world, d, wanted[d.k])
+        return self.prepare(world, d, wanted, d.k - len(wanted), mends=True)
+
+    def known(self, d: Driver) -> tuple[CommittableCode, ...]:
+        """What the driver has in its hands: all that it read or decided, the newest of each key."""
+        found = {c[1]: c for _, _, committables in d.journal for c in committables}
+        return tuple({**found, **{c[1]: c for c in self.rules.effective(d.journal, d.batch) or ()}}.values())
+
+    def gone(self, d: Driver) -> tuple[str, ...]:
+        return tuple(key for key, outcome in self.work(d)[4] if outcome == Outcome.GONE.name)
+
+    def stage(self, world: World, d: Driver, sink: int) -> Moves:
+        """All tasks of one sink. A task may be lost after it wrote: Spark runs it again under another retry."""
+        attempt = self.work(d)[1]
+        whole = tuple(pack(d.batch, attempt, d.incarnation, task, 0) for task in range(self.bounds.tasks))
+        moves: Moves = [(("stage", d.incarnation, d.batch, attempt, sink), self.staged(world, d, sink, whole, whole))]
+        if (lossy := spend(world, "retries")) is not None:
+            again = (pack(d.batch, attempt, d.incarnation, 0, 1), *whole[1:])
+            retried = self.staged(lossy, d, sink, (*whole, again[0]), again)
+            moves.append((("stage_retried", d.incarnation, d.batch, attempt, sink), retried))
+        return moves
+
+    def staged(self, world: World, d: Driver, sink: int, left: tuple[int, ...], told: tuple[int, ...]) -> World:
+        world = with_store(world, sink, self.stores.stage(world.stores[sink], left))
+        return with_driver(world, d, d._replace(k=d.k + 1, parts=(*d.parts, *((sink, b) for b in told))))
+
+    def prepare(self, world: World, d: Driver, wanted: tuple[int, ...], index: int, mends: bool = False) -> Moves:
+        sink = wanted[index]
+        parts = tuple(branch for at, branch in d.parts if at == sink)
+        label = ("prepare", d.incarnation, d.batch, sink)
+        try:
+            answer = self.promised(world, d, sink, parts, mends)
+        except BatchFailed:
+            answer = None
+        if answer is None:
+            return [(("prepare_failed", *label[1:]), self.prepare_failed(world, d, mends))]
+        world, promised = answer
+        now = d._replace(k=d.k + 1, proposal=(*d.proposal, *promised))
+        if self.all_prepared(wanted, index):
+            keys = frozenset(c[1] for c in now.proposal)
+            return [(label, self.report(world, d, Prepared(keys), now._replace(parts=())))]
+        return [(label, with_driver(world, d, now))]
+
+    def all_prepared(self, wanted: tuple[int, ...], index: int) -> bool:
+        return index + 1 == len(wanted)
+
+    def promised(
+        self, world: World, d: Driver, sink: int, parts: tuple[int, ...], mends: bool
+    ) -> tuple[World, tuple[CommittableCode, ...]] | None:
+        """What one sink prepared, under the keys that it is decided by."""
+        spare: tuple[int, ...] = ()
+        if mends:
+            parts, spare, _ = self.rules.mend(self.known(d), self.gone(d), sink, parts, ())
+        answer = self.stores.prepare(world.stores[sink], sink, parts)
+        if answer is None:
+            return None
+        store, promised = answer
+        if mends:
+            every = tuple(branch for at, branch in d.parts if at == sink)
+            _, _, promised = self.rules.mend(self.known(d), self.gone(d), sink, every, promised)
+        return self.abort(with_store(world, sink, store), sink, spare), promised
+
+    def prepare_failed(self, world: World, d: Driver, mends: bool) -> World:
+        if mends:
+            # The batch stays decided; what was staged now is dropped.
+            world = self.roll_back(world, d)
+        return self.report(world, d, PrepareFailed(), d._replace(parts=(), proposal=()))
+
+    # Decide -----------------------------------------------------------------------------------------------------------
+
+    def do_decide(self, world: World, d: Driver) -> Moves:
+        work = self.work(d)
+        kind = MENDS if work[0] == State.MENDED.name else DECIDED
+        record: RecordCode = (kind, d.incarnation, d.proposal)
+        slot, label = work[1], (d.incarnation, d.batch, work[1])
+        self.require(record, slot, d)
+        recorded = self.append(world, d.batch, slot, record)
+        if recorded is None:
+            return [(("decide_refused", *label), self.told(world, d, DecisionRefused(), record))]
+        moves: Moves = [(("decide", *label), self.told(recorded, d, DecisionRecorded(), record))]
+        if (lossy := spend(world, "lost")) is not None:
+            lost = recorded._replace(left=lossy.left)
+            late = self.send(lossy, ("slot", d.batch, slot, record))
+            moves.append((("decide_unanswered", *label), self.told(lost, d, DecisionUnanswered(), record)))
+            moves.append((("decide_late", *label), self.told(late, d, DecisionUnanswered(), record)))
+        return moves
+
+    def told(self, world: World, d: Driver, event: Event, record: RecordCode) -> World:
+        """What the log answered. A driver that believes its decision recorded knows the journal with it."""
+        believes = self.rules.advance(self.work(d), event)[0] == State.DECIDED.name
+        journal = (*d.journal, record) if believes else d.journal
+        return self.report(world, d, event, d._replace(proposal=(), journal=journal))
+
+    def require(self, record: RecordCode, slot: int, d: Driver) -> None:
+        faults = self.rules.faults_of_a_decision(record, slot, d.journal, d.batch, self.sinks)
+        if faults:
+            raise ProtocolError("; ".join(faults))
+
+    def append(self, world: World, batch: int, slot: int, record: RecordCode) -> World | None:
+        """The log with the record in its slot, or None when the slot is taken."""
+        slots = create_slot(world.journals[batch], slot, record)
+        if slots is None:
+            return None
+        decided = world.decided | (1 << batch if record[0] in (DECIDED, MENDS) else 0)
+        journals = (*world.journals[:batch], slots, *world.journals[batch + 1 :])
+        return self.must_be_one_decision(world._replace(journals=journals, decided=decided), batch, slot)
+
+    # Commit -----------------------------------------------------------------------------------------------------------
+
+    def do_commit(self, world: World, d: Driver) -> Moves:
+        if d.k == 0:
+            if self.superseded(world, d):
+                return [(("fenced", d.incarnation, d.batch), self.report(world, d, Superseded()))]
+            return [(("look", d.incarnation, d.batch), with_driver(world, d, d._replace(k=1)))]
+        pending = self.work(d)[3]
+        known = {c[1]: c for c in self.known(d)}
+        return [move for key in pending for move in self.commit(world, d, known[key])]
+
+    def commit(self, world: World, d: Driver, c: CommittableCode) -> Moves:
+        """One request. Its answer may be lost after it took effect; or it is late, and the driver asks again or not."""
+        sink, key = c[0], c[1]
+        store, outcome = self.stores.commit(world.stores[sink], c, d.incarnation)
+        done = with_store(world, sink, store)
+        what = (d.incarnation, d.batch, key)
+        moves: Moves = [(("commit", *what, outcome.value), self.answered(done, d, key, outcome))]
+        if (lossy := spend(world, "lost")) is not None and outcome is Outcome.COMMITTED:
+            lost = done._replace(left=lossy.left)
+            moves.append((("commit_unanswered", *what), self.unanswered(lost, d, key)))
+            moves.append((("commit_given_up", *what), self.answered(lost, d, key, Outcome.RETRY)))
+            if self.stores.can_be_late(world.stores[sink], c, d.incarnation):
+                late = self.send(lossy, ("commit", sink, c, d.incarnation))
+                moves.append((("commit_late", *what), self.unanswered(late, d, key)))
+                moves.append((("commit_late_given_up", *what), self.answered(late, d, key, Outcome.RETRY)))
+        if (doubtful := spend(world, "doubts")) is not None:
+            moves.append((("commit_in_doubt", *what), self.answered(doubtful, d, key, Outcome.IN_DOUBT)))
+        return moves
+
+    def answered(self, world: World, d: Driver, key: str, outcome: Outcome) -> World:
+        return self.report(world, d, CommitAnswered(key, outcome))
+
+    def unanswered(self, world: World, d: Driver, key: str) -> World:  # noqa: ARG002 - a mutant wants the key
+        """No answer is none: the driver asks again, so nothing has changed for it."""
+        return world
+
+    def send(self, world: World, request: tuple[object, ...]) -> World:
+        return world._replace(requests=tuple(sorted((*world.requests, request), key=repr)))
+
+    # Ends -------------------------------------------------------------------------------------------------------------
+
+    def do_roll_back(self, world: World, d: Driver) -> Moves:
+        after = self.must_leave_nothing(self.roll_back(world, d), d)
+        return [(("roll_back", d.incarnation, d.batch), without_driver(after, d))]
+
+    def do_withdraw(self, world: World, d: Driver) -> Moves:
+        after = self.must_leave_nothing(self.roll_back(world, d), d)
+        return [(("withdraw", d.incarnation, d.batch), without_driver(after, d))]
+
+    def roll_back(self, world: World, d: Driver) -> World:
+        for sink in range(self.sinks):
+            world = self.abort(world, sink, self.of_attempt(world, d, sink))
+        return world
+
+    def of_attempt(self, world: World, d: Driver, sink: int) -> tuple[int, ...]:
+        mine = d.batch, self.work(d)[1], d.incarnation
+        return tuple(b for b in world.stores[sink].branches if unpack(b)[:3] == mine)
+
+    def at_tidy(self, world: World, d: Driver) -> Moves:
+        """Forget old journals, then drop what lost tries left: two steps, and somebody may come between them."""
+        if d.k == 0:
+            journals = tuple(() if batch < d.batch else slots for batch, slots in enumerate(world.journals))
+            following = with_driver(world._replace(journals=journals), d, d._replace(k=1))
+            return [(("prune", d.incarnation, d.batch), following)]
+        for sink, store in enumerate(world.stores):
+            world = self.abort(world, sink, tuple(b for b in store.branches if unpack(b).batch <= d.batch))
+        return [(("tidy", d.incarnation), with_driver(world, d, d._replace(at="checkpoint", k=0)))]
+
+    def at_checkpoint(self, world: World, d: Driver) -> Moves:
+        """Spark writes commits/N. If somebody else has, Spark stops this query."""
+        if world.commits > d.batch:
+            return [(("checkpoint_taken", d.incarnation, d.batch), without_driver(world, d))]
+        self.rules.advance(self.work(d), Checkpointed())
+        world = world._replace(commits=d.batch + 1)
+        label = ("checkpoint", d.incarnation, d.batch)
+        if d.batch + 1 == self.bounds.batches:
+            return [(label, without_driver(world, d))]
+        return [(label, with_driver(world, d, Driver(d.incarnation, "read", d.batch + 1)))]
+
+    def abort(self, world: World, sink: int, branches: Iterable[int]) -> World:
+        """Drop branches of a sink. The observer minds when a decision still needs one of them."""
+        there = tuple(b for b in branches if b in world.stores[sink].branches)
+        if not there:
+            return world
+        world = self.must_not_be_needed(world, sink, there)
+        return with_store(world, sink, self.stores.drop(world.stores[sink], there))
+
+    # What the observer minds in a step; see properties ----------------------------------------------------------------
+
+    def must_be_swept(self, world: World, d: Driver) -> World:
+        """After a start has swept a store, nothing that older drivers left is there, unless a decision names it."""
+        named = {b for c in self.truth.effective(d.closed, d.batch) or () if c[0] == d.k for b in c[5]}
+        for branch in {*d.listing[d.k]} & {*world.stores[d.k].branches} - named:
+            if unpack(branch).incarnation < d.incarnation:
+                return world._replace(broken=f"no_orphan: a start swept sink s{d.k} and left {words(branch)}")
+        return world
+
+    def must_show_nothing(self, world: World, d: Driver) -> World:
+        """The newest driver found the batch undecided, so no store may show a row of it."""
+        if world.claims > d.incarnation:
+            return world
+        batch, tasks = d.batch, self.bounds.tasks
+        for sink, store in enumerate(world.stores):
+            if any(store.visible[batch * tasks : (batch + 1) * tasks]):
+                return world._replace(broken=f"no_torn: batch {batch} is to be run, and s{sink} shows rows of it")
+        return world
+
+    def must_show_all(self, world: World, batch: int) -> World:
+        """A start has committed the batch forward, so every store shows all of it."""
+        tasks = self.bounds.tasks
+        for sink, store in enumerate(world.stores):
+            if not all(store.visible[batch * tasks : (batch + 1) * tasks]):
+                return world._replace(
+                    broken=f"no_torn: batch {batch} is recovered, and s{sink} does not show all of it"
+                )
+        return world
+
+    def must_be_one_decision(self, world: World, batch: int, slot: int) -> World:
+        """A batch is decided once, and never by an older driver after a newer one has written into its journal.
+
+        What drivers that slept through the pruning write into the journal of a checkpointed batch is read by nobody.
+        """
+        if batch < world.commits:
+            return world
+        record = world.journals[batch][slot]
+        if len(record) == 3 and record[0] != ABORTED:
+            newer = [before[1] for before in world.journals[batch][:slot] if before and before[1] > record[1]]
+            if newer:
+                text = f"incarnation {record[1]} decided batch {batch} after incarnation {newer[0]} had settled it"
+                return world._replace(broken=f"one_decision: {text}")
+        try:
+            self.truth.effective(read_journal(world.journals[batch]), batch)
+        except ProtocolError as error:
+            return world._replace(broken=f"one_decision: {error}")
+        return world
+
+    def must_not_be_needed(self, world: World, sink: int, branches: tuple[int, ...]) -> World:
+        tasks, store = self.bounds.tasks, world.stores[sink]
+        for branch in branches:
+            batch = unpack(branch).batch
+            if batch < world.commits or store.visible[batch * tasks + content(branch, tasks)]:
+                continue
+            decided = self.truth.effective(read_journal(world.journals[batch]), batch) or ()
+            if any(c[0] == sink and branch in c[5] for c in decided):
+                return world._replace(broken=f"decided_is_kept: {words(branch)} is decided, and s{sink} dropped it")
+        return world
+
+    def must_leave_nothing(self, world: World, d: Driver) -> World:
+        """A driver that ends because its batch cannot be decided leaves nothing of it behind."""
+        for sink in range(self.sinks):
+            mine = d.batch, self.work(d)[1], d.incarnation
+            left = [b for b in world.stores[sink].branches if unpack(b)[:3] == mine]
+            if left:
+                return world._replace(broken=f"no_orphan: incarnation {d.incarnation} left {words(left[0])} in s{sink}")
+        return world
+
+
+def words(branch: int) -> str:
+    b = unpack(branch)
+    return f"batch {b.batch} attempt {b.attempt} task {b.task} retry {b.retry} of incarnation {b.incarnation}"
