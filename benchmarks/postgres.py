@@ -75,8 +75,8 @@ class PostgresBench(Bench):
         return semel.Postgres(self.url, table, mode=mode, key=["id"] if mode in KEYED else [])
 
     def limits(self) -> dict[str, Any]:
-        """Text is what COPY reads by default. Rows that are in the server's binary form already cost it least."""
-        return {"limit": (write_text, _load_text), "limit_binary": (_write_binary, _load_binary)}
+        """Rows that are in the server's binary form already cost it least. Text is what COPY reads by default."""
+        return {"limit": (_write_binary, _load_binary), "limit_text": (write_text, _load_text)}
 
 
 def _write_binary(source: Path, target: Path) -> None:
