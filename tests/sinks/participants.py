@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable
 from semel.sinks.base import Context, Participant, Sink, StagedPart
@@ -63,3 +65,13 @@ def rows(*pairs: tuple[Any, ...], names: Sequence[str] = ("id", "text")) -> pa.R
 
 def column(values: Sequence[Any], kind: pa.DataType, name: str = "x") -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(values, kind)], [name])
+
+
+def error_of(call: Callable[[], Any], meanwhile: Callable[[], None]) -> str:
+    """What the server said when the call failed as one that is to be tried again."""
+    with ThreadPoolExecutor(1) as calls:
+        called = calls.submit(call)
+        meanwhile()
+        with pytest.raises(SinkUnavailable) as caught:
+            called.result(20)
+    return caught.value.what.partition("batch 1: ")[2].partition(";")[0].rstrip(".")

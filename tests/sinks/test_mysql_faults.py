@@ -7,7 +7,6 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from semel.sinks.mysql import MySql
 from semel.sinks.mysql_store import settings_of
 from tests.contract.harness import attempt, context
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
-from tests.sinks.participants import prepare, rows, stage_at_once, started
+from tests.sinks.participants import error_of, prepare, rows, stage_at_once, started
 from tests.sinks.postgres_rig import eventually
 
 __all__ = ["db", "own_server"]
@@ -242,16 +241,6 @@ def met_by_another(database: Database, failure: str) -> Iterator[Callable[[], No
 def _somebody_waits(database: Database) -> bool:
     ((_, waits),) = database.run("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
     return int(waits) > 0
-
-
-def error_of(call: Callable[[], Any], meanwhile: Callable[[], None]) -> str:
-    """What the server said when the call failed as one that is to be tried again."""
-    with ThreadPoolExecutor(1) as calls:
-        called = calls.submit(call)
-        meanwhile()
-        with pytest.raises(SinkUnavailable) as caught:
-            called.result(20)
-    return caught.value.what.partition("batch 1: ")[2].partition(";")[0].rstrip(".")
 
 
 @pytest.fixture

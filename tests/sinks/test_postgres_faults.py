@@ -28,7 +28,7 @@ from semel.sinks.postgres import Postgres
 from semel.sinks.postgres_store import application_name
 from semel.sinks.sql_store import stage_table
 from tests.contract.harness import OTHERS, OURS, attempt, context, open_descriptors
-from tests.sinks.participants import prepare, rows, stage_at_once, started
+from tests.sinks.participants import error_of, prepare, rows, stage_at_once, started
 from tests.sinks.postgres_rig import MODES, Database, commit, db, eventually, quoted, write
 
 __all__ = ["db"]
@@ -90,16 +90,6 @@ def met_by_another(database: Database, failure: str) -> Iterator[Callable[[], No
             other.execute("COMMIT")
 
         yield collide
-
-
-def error_of(call: Callable[[], Any], meanwhile: Callable[[], None]) -> str:
-    """What the server said when the call failed as one that is to be tried again."""
-    with ThreadPoolExecutor(1) as calls:
-        called = calls.submit(call)
-        meanwhile()
-        with pytest.raises(SinkUnavailable) as caught:
-            called.result(20)
-    return caught.value.what.partition("batch 1: ")[2].partition(";")[0].rstrip(".")
 
 
 def test_a_deadlock_is_no_outcome_and_works_when_tried_again(db: Database) -> None:

@@ -57,9 +57,10 @@ from semel.protocol.events import (
 from semel.protocol.recovery import Fate
 from semel.protocol.states import FINAL, Action, State
 from semel.protocol.step import ProtocolError
+from semel.runtime.batch import Limits
 
-#: As `Limits.mends` of the runtime: what vanishes each time is not written for ever.
-MENDS_MAX = 3
+#: What vanishes each time is not written for ever.
+MENDS_MAX = Limits().mends
 
 Moves: TypeAlias = list[tuple[Label, World]]
 

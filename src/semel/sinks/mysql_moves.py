@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from semel.sinks.mysql_load import pymysql_, quote
 from semel.sinks.mysql_store import ORDER_COLUMN, columns_of, engine_of
 from semel.sinks.mysql_types import MARIADB_EXACT, MYSQL_EXACT, sql_type
-from semel.sinks.sql import DEDUP, KEYED, UPSERT, VERSION_COLUMN, VERSIONS, Run
+from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run, move_all
 from semel.sinks.sql_store import StagedGone
 
 if TYPE_CHECKING:
@@ -35,17 +35,12 @@ def move(sink: MySql, run: Run, stages: Sequence[str]) -> int:
     version = _next_version(sink, run) if sink.mode == VERSIONS else 0
     if sink.mode == DEDUP:
         _forget_old_ids(sink, run)
-    return _move_all(sink, run, columns, version)
-
-
-def _move_all(sink: MySql, run: Run, columns: Mapping[str, Sequence[str]], version: int) -> int:
-    """Until a key is there already, we take it that all are new: to insert without asking takes half the time."""
-    staged, all_new = 0, sink.mode in KEYED
-    for stage, names in columns.items():
-        found = _move_new(sink, run, stage, names, version) if all_new else None
-        all_new = found is not None
-        staged += _move_one(sink, run, stage, names, version) if found is None else found
-    return staged
+    return move_all(
+        sink.mode,
+        stages,
+        lambda stage: _move_new(sink, run, stage, columns[stage], version),
+        lambda stage: _move_one(sink, run, stage, columns[stage], version),
+    )
 
 
 def _move_new(sink: MySql, run: Run, stage: str, names: Sequence[str], version: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.sinks.postgres_store import psycopg_, quote
 from semel.sinks.postgres_types import sql_type
-from semel.sinks.sql import DEDUP, KEYED, UPSERT, VERSION_COLUMN, VERSIONS, Run
+from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run, move_all
 from semel.sinks.sql_store import StagedGone
 
 if TYPE_CHECKING:
@@ -28,19 +28,14 @@ def move(sink: Postgres, run: Run, stages: Sequence[str]) -> int:
     version = _next_version(sink, run) if sink.mode == VERSIONS else 0
     if sink.mode == DEDUP:
         _forget_old_ids(sink, run)
-    staged = _move_all(sink, run, stages, version)
+    staged = move_all(
+        sink.mode,
+        stages,
+        lambda stage: _move_new(sink, run, stage, version),
+        lambda stage: move_one(sink, run, stage, version),
+    )
     # What a deferred constraint refuses must be refused now: after the decision it would be too late.
     run("SET CONSTRAINTS ALL IMMEDIATE")
-    return staged
-
-
-def _move_all(sink: Postgres, run: Run, stages: Sequence[str], version: int) -> int:
-    """Until a key is there already, we take it that all are new: to insert without asking takes half the time."""
-    staged, all_new = 0, sink.mode in KEYED
-    for stage in stages:
-        found = _move_new(sink, run, stage, version) if all_new else None
-        all_new = found is not None
-        staged += move_one(sink, run, stage, version) if found is None else found
     return staged
 
 

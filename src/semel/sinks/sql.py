@@ -8,7 +8,7 @@ prepared, xa        each task loads the target in a transaction that it leaves p
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,6 +28,22 @@ RETENTION_S = 7 * 24 * 3600.0
 
 #: Runs a statement in a transaction of the driver: text, values, quoted names -> rows.
 Run = Callable[..., "list[tuple[Any, ...]]"]
+
+
+def move_all(
+    mode: str, stages: Iterable[str], move_new: Callable[[str], int | None], move_one: Callable[[str], int]
+) -> int:
+    """Move the rows of every staging table. Returns how many were staged.
+
+    Until a key is there already, we take it that all are new: to insert without asking takes half the time. `move_new`
+    does so, and returns None when it had to undo it.
+    """
+    staged, all_new = 0, mode in KEYED
+    for stage in stages:
+        found = move_new(stage) if all_new else None
+        all_new = found is not None
+        staged += move_one(stage) if found is None else found
+    return staged
 
 
 @dataclass(frozen=True)
