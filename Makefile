@@ -7,7 +7,7 @@ VENV35 := .venv-spark35
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format lock test-spark35 bench simulate chaos-kafka chaos-stores clean
+.PHONY: help setup demo test test-long lint format lock test-spark35 bench simulate chaos chaos-kafka chaos-stores clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,11 +39,14 @@ SEEDS ?= 2000
 simulate: $(VENV)/.installed  ## the real coordinator in simulated worlds; SEEDS=100000 for the long run
 	@$(BIN)/python -m semel.simulation --seeds $(SEEDS) $(ARGS)
 
-chaos-kafka: $(VENV)/.installed  ## 300,000 rows from Kafka to Kafka through 30 kills; ARGS="--seed N" replays a plan
-	@$(BIN)/python -m tests.chaos.kafka $(ARGS)
+chaos: $(VENV)/.installed  ## semel verify over all combinations of sinks: 265 kills, 1.9 million rows; ARGS="--seed N" replays
+	@$(BIN)/python -m tests.chaos.long $(ARGS)
 
-chaos-stores: $(VENV)/.installed  ## 1,000,000 rows into Kafka and databases at once through 40 kills
-	@$(BIN)/python -m tests.chaos.stores $(ARGS)
+chaos-kafka: $(VENV)/.installed  ## its part from Kafka to Kafka: 350,000 rows, 50 kills
+	@$(BIN)/python -m tests.chaos.long --only kafka $(ARGS)
+
+chaos-stores: $(VENV)/.installed  ## its part into Kafka, PostgreSQL and MariaDB at once: a million rows, 50 kills
+	@$(BIN)/python -m tests.chaos.long --only kafka,postgres,mariadb $(ARGS)
 
 lock: $(VENV)/.installed  ## resolve requirements/*.in again
 	@for line in spark40 spark35; do \
@@ -51,7 +54,7 @@ lock: $(VENV)/.installed  ## resolve requirements/*.in again
 	    --no-header --no-annotate --extra dev pyproject.toml requirements/$$line.in -o requirements/$$line.lock; done
 
 clean:  ## remove the environments and what runs left behind; .semel-dev stays, `semel dev down --remove` is for it
-	rm -rf $(VENV) $(VENV35) .pytest_cache .mypy_cache .ruff_cache demo-output
+	rm -rf $(VENV) $(VENV35) .pytest_cache .mypy_cache .ruff_cache demo-output verify-output
 
 # $(1) environment, $(2) lock file. The stamp makes a second run need no network.
 define install

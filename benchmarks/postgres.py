@@ -75,8 +75,11 @@ class PostgresBench(Bench):
         return semel.Postgres(self.url, table, mode=mode, key=["id"] if mode in KEYED else [])
 
     def limits(self) -> dict[str, Any]:
-        """Rows that are in the server's binary form already cost it least. Text is what COPY reads by default."""
-        return {"limit": (_write_binary, _load_binary), "limit_text": (write_text, _load_text)}
+        """COPY as it comes reads text, as LOAD DATA does. Rows that are in the binary form already cost it half.
+
+        The figures by which the targets were set (524 of 655 thousand rows a second is 0.8) are those of text.
+        """
+        return {"limit": (write_text, _load_text), "limit_binary": (_write_binary, _load_binary)}
 
 
 def _write_binary(source: Path, target: Path) -> None:

@@ -5,18 +5,49 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from semel.dev.hdfs import hdfs
 from semel.dev.jars import connector_jars
 from semel.dev.kafka import KafkaCluster, kafka
 from semel.dev.mariadb import MariaDbServer, mariadb
 from semel.dev.postgres import PostgresServer, postgres
+from semel.sinks.sql_store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# A machine that is busy with other tests is slow for a second now and then, which says nothing about a test.
+settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("semel")
+
+#: The environment variable that names a server to use in place of our own MariaDB.
+MYSQL_URL = "SEMEL_TEST_MYSQL_URL"
+#: Their tests take minutes each: one that comes last keeps a single process busy while the others have nothing left.
+SLOW = ("e2e", "verify")
+#: Their tests make participants themselves.
+MAKE_PARTICIPANTS = ("contract", "sinks")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name not in SLOW)
+
+
+@pytest.fixture(autouse=True)
+def no_database_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A participant that nobody closed would share its connections, and its locks, with those of later tests.
+
+    Those of a query are closed with its function, which may be a little later.
+    """
+    before = set(Store._shared)
+    yield
+    if request.path.parent.name in MAKE_PARTICIPANTS:
+        assert [address.rpartition("@")[2] for address, _ in set(Store._shared) - before] == []
 
 
 @pytest.fixture(scope="session")
@@ -59,8 +90,21 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgr
         yield server
 
 
+@dataclass(frozen=True)
+class AnotherServer:
+    """One that somebody else runs: a url, and nothing that could be killed."""
+
+    url: str
+
+
 @pytest.fixture(scope="session")
-def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDbServer]:
-    """One MariaDB, shared: every test uses tables of its own, ends its transactions, leaves it running."""
+def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDbServer | AnotherServer]:
+    """One MariaDB, shared: every test uses tables of its own, ends its transactions, leaves it running.
+
+    With SEMEL_TEST_MYSQL_URL it is that server, of whichever make. Its database is called semel.
+    """
+    if MYSQL_URL in os.environ:
+        yield AnotherServer(os.environ[MYSQL_URL])
+        return
     with mariadb(tmp_path_factory.mktemp("mariadb"), say=print) as server:
         yield server

@@ -5,6 +5,7 @@ from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
 from semel.sinks import Files, Kafka, Memory, MySql, Postgres, Sink, Sqlite
 from semel.sinks.files import committed_files, read_committed
 from semel.sources import read_kafka
+from semel.verify.workload import workload
 
 __all__ = [
     "Files",
@@ -22,6 +23,7 @@ __all__ = [
     "read_committed",
     "read_kafka",
     "sink",
+    "workload",
     "write",
 ]
 __version__ = "0.1.0"

@@ -39,14 +39,18 @@ FAILPOINTS = {
     "files.half_renamed": "some files of the batch carry their final names",
     "files.renamed": "every file has its final name, the manifest is missing",
     "files.committed": "the manifest is written, the coordinator does not know yet",
-    "kafka.marked": "a task sent its marker, nothing is flushed yet",
+    "kafka.marked": "a task queued its marker behind its rows, nothing is flushed yet",
     "kafka.committed": "the broker ended a transaction, the coordinator does not know yet",
+    "postgres.ahead": "some rows are in the driver's open transaction, tasks stage others",
     "postgres.moved": "rows and ledger row are in the driver's open transaction",
     "postgres.committed": "PostgreSQL has committed, the coordinator does not know yet",
+    "mysql.ahead": "some rows are in the driver's open transaction, tasks stage others",
     "mysql.moved": "rows and ledger row are in the driver's open transaction",
     "mysql.committed": "MySQL has committed, the coordinator does not know yet",
     "batch.committed": "every sink has committed, Spark has not written commits/N",
 }
+#: Small batches do not pass here.
+IN_LARGE_BATCHES = frozenset({"postgres.ahead", "mysql.ahead"})
 
 ACTED_PAUSE_S = 0.5
 

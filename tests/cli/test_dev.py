@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from semel import cli
 from semel.dev import servers
+from semel.dev.kafka_program import program
 from semel.dev.mariadb import MariaDbServer
 from semel.dev.ports import free_port, free_ports
 from semel.dev.postgres import PostgresServer
@@ -31,6 +33,9 @@ from semel.dev.records import Member, Record, read_record, write_record
 from tests.processes import wait_until
 
 Semel = Callable[..., tuple[int, str, str]]
+
+#: What `semel dev up` promises after the first download.
+READY_S_MAX = 20.0
 
 
 @pytest.fixture
@@ -70,8 +75,11 @@ def only(text: str) -> dict[str, Any]:
 def test_a_server_outlives_its_command_and_is_found_again(semel: Semel, tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "semel.cli", "dev", "up", "kafka", "--port", str(port), "--json"]
+    program(print)  # the first download takes as long as it takes
+    began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < READY_S_MAX
     up = json.loads(done.stdout)
     assert (up["server"], up["state"], up["address"], up["version"]) == ("kafka", "up", f"127.0.0.1:{port}", "4.1.2")
     assert f"starting Kafka 4.1.2 on 127.0.0.1:{port}" in done.stderr
@@ -98,6 +106,26 @@ def test_a_server_outlives_its_command_and_is_found_again(semel: Semel, tmp_path
     assert (code, out) == (1, "no server was ever brought up here: semel dev up kafka\n")
 
 
+def test_three_brokers_come_up_together_and_keep_three_copies(semel: Semel) -> None:
+    code, out, err = semel("up", "kafka", "--brokers", "3", "--port", str(free_row(3)), "--json")
+    assert code == 0, err
+    up = json.loads(out)
+    assert (len(set(up["pids"])), up["address"].count(",")) == (3, 2)
+    write_one(up["address"])
+    (kept,) = AdminClient({"bootstrap.servers": up["address"], "log_level": 0}).list_topics("kept").topics.values()
+    assert sorted(kept.partitions[0].replicas) == [0, 1, 2]
+
+
+def free_row(length: int) -> int:
+    """The first of some ports next to each other that nobody uses."""
+    for first in range(20_000, 30_000, length):
+        with ExitStack() as taken, suppress(OSError):
+            for port in range(first, first + length):
+                taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise AssertionError("no free ports")
+
+
 def test_a_server_that_crashed_is_brought_up_again_on_its_data(semel: Semel, tmp_path: Path) -> None:
     assert semel("up", "kafka", "--port", str(free_port()))[0] == 0
     record = record_of(tmp_path)
@@ -114,9 +142,12 @@ def test_a_server_that_crashed_is_brought_up_again_on_its_data(semel: Semel, tmp
     assert (code, again["state"], again["address"]) == (0, "up", record.address)
     assert read_one(record.address) == b"written before the crash"
 
-    # More brokers would not find this data on the others.
+    # More brokers would not find this data on the others, whether or not there are ports for them.
     assert semel("down")[0] == 0
-    code, _, err = semel("up", "kafka", "--brokers", "3")
+    with socket.socket() as neighbour:
+        with suppress(OSError):
+            neighbour.bind(("127.0.0.1", record.members[0].ports[0] + 1))
+        code, _, err = semel("up", "kafka", "--brokers", "3")
     assert (code, "another number of brokers: 1, not 3." in err) == (2, True)
 
 

@@ -17,9 +17,17 @@ from typing import Any, cast
 import pytest
 
 from semel import cli
-from semel.errors import BatchFailed, CheckpointUnusable, ConfigError, Fenced, MissingExtra, QueryStopped
+from semel.errors import (
+    BatchFailed,
+    CheckpointUnusable,
+    ConfigError,
+    Fenced,
+    MissingExtra,
+    QueryStopped,
+    SemelError,
+)
 from semel.runtime.pipeline import Pipeline, StreamWriter
-from semel.runtime.runner import Happening, Run, StopSignals, error_in, exit_code, stop_all
+from semel.runtime.runner import Happening, Run, StopSignals, error_in, exit_code, jvm_watched, stop_all
 from semel.runtime.session import SparkSettings, session_conf
 
 PIPELINES = """
@@ -179,6 +187,9 @@ def test_a_bad_file_is_told_in_three_lines_with_exit_code_2(
     remedy: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # Other tests of this process may have left a session behind.
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
     Path("bad.py").write_text(content)
     code, out, err = semel(capsys, monkeypatch, "run", "bad.py")
     lines = err.splitlines()
@@ -298,3 +309,13 @@ def test_the_command_line_beats_the_pipelines_and_packages_are_gathered() -> Non
     assert "spark.jars.packages" not in session_conf(SparkSettings(), [])
     with pytest.raises(ConfigError, match="Pipelines one and two want different values of k: 1 and 2"):
         session_conf(settings, [named("one", k="1"), named("two", k="2")])
+
+
+@pytest.mark.parametrize("kind", ["Py4JNetworkError", "Py4JError"])
+def test_a_jvm_that_is_gone_is_told_in_our_words(kind: str) -> None:
+    """Py4J says the one or the other, depending on what it was doing when the JVM died."""
+    from py4j import protocol
+
+    with pytest.raises(SemelError, match="Spark's JVM is gone: no answer") as told, jvm_watched():
+        raise getattr(protocol, kind)("no answer")
+    assert "Start again" in told.value.remedy

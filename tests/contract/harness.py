@@ -199,9 +199,10 @@ class Harness(ABC):
     #: The fixture that gives the address of the server.
     server: ClassVar[str] = ""
     address_of_server: ClassVar[str] = "bootstrap"
-    #: How many batches the search for leaks takes, and by how many descriptors connections come and go meanwhile.
+    #: How many batches the search for leaks takes, and by how many descriptors connections come and go meanwhile: ours,
+    #: and those that other tests left to this process. What leaks leaks with every batch, or with each of ten starts.
     leak_batches: ClassVar[int] = 200
-    descriptor_jitter: ClassVar[int] = 0
+    descriptor_jitter: ClassVar[int] = 8
 
     def __init__(self, folder: Path, address: str = "") -> None:
         self.folder = folder
@@ -404,7 +405,6 @@ class KafkaHarness(Harness):
     committed_failpoint = "kafka.committed"
     server = "kafka_cluster"
     leak_batches = 60
-    descriptor_jitter = 8
 
     def __init__(self, folder: Path, address: str = "") -> None:
         super().__init__(folder, address)

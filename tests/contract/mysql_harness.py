@@ -12,9 +12,13 @@ from semel.ids import Attempt, parse_branch
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_moves import seen_table
-from semel.sinks.mysql_store import parse_xid, settings_of
+from semel.sinks.mysql_store import parse_xid
+from semel.sinks.mysql_url import settings_of
 from semel.sinks.sql_store import stage_table
 from tests.contract.harness import Harness, Rows, stage
+
+#: By default it is a day: a table that a test left locked would stop all that come after it.
+IMPATIENT = "SET lock_wait_timeout = 30"
 
 
 class MySqlHarness(Harness):
@@ -33,7 +37,7 @@ class MySqlHarness(Harness):
         self.suffix = uuid.uuid4().hex[:8]
 
     def run(self, sql: str, *values: Any) -> list[Any]:
-        with pymysql.connect(**settings_of(self.address), autocommit=True) as connection:
+        with pymysql.connect(**settings_of(self.address), autocommit=True, init_command=IMPATIENT) as connection:
             cursor = connection.cursor()
             cursor.execute(sql, values or None)
             return list(cursor.fetchall())

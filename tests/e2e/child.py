@@ -18,7 +18,7 @@ import semel
 from semel.dev.jars import connector_jars
 from semel.errors import SemelError
 from semel.ids import Branch
-from semel.runtime.batch import Report
+from semel.runtime.batch import Limits, Report
 from semel.runtime.pipeline import StreamWriter
 from semel.sinks.base import StagedPart, Writer
 
@@ -33,7 +33,7 @@ class Setup:
     The rest is for Kafka: `topics` are the input and the output, `kafka` are arguments of the sink. `forever` goes on
     when the input is at its end, until it is killed. In the shape "unsigned" rows do not say which task wrote them, so
     that they are the same however Spark numbers its tasks. `stores` adds a table in each of these databases, by kind
-    and url; `tables` are arguments of their sinks.
+    and url; `tables` are arguments of their sinks. `limits` say how long a batch tries.
     """
 
     folder: str
@@ -52,6 +52,7 @@ class Setup:
     forever: bool = False
     stores: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 #: The environment variable that names an archive of Spark's classes; see conftest.py.
@@ -199,6 +200,7 @@ def sinks(setup: Setup) -> list[semel.Sink]:
 def writer(setup: Setup, spark: SparkSession) -> StreamWriter:
     made = semel.write(rows(setup, spark), guarantee=setup.guarantee).to(*sinks(setup))
     made = made.option("checkpointLocation", setup.checkpoint or f"{setup.folder}/checkpoint")
+    made = made.commit_limits(Limits(**setup.limits))
     made = made if setup.forever else made.trigger(availableNow=True)
     return made.outputMode({"stateful": "update"}.get(setup.shape, "append")).queryName("killed")
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from semel.dev.database import DatabaseServer
-from semel.failpoints import FAILPOINTS
+from semel.failpoints import FAILPOINTS, IN_LARGE_BATCHES
 from semel.protocol.invariants import nothing_duplicated, nothing_lost
 from tests.e2e.kafka_audit import PARTITIONS, Findings
 from tests.e2e.kafka_game import KafkaGame
 from tests.e2e.tables import TableWatcher, wrong_looks
+from tests.processes import wait_until
 
 
 def connect(kind: str, url: str) -> Any:
@@ -35,6 +37,15 @@ def connect(kind: str, url: str) -> Any:
         autocommit=True,
         connect_timeout=5,
     )
+
+
+class LedgerRow(NamedTuple):
+    sink: str
+    batch: int
+    part: str
+    attempt: int
+    incarnation: int
+    rows: int
 
 
 @dataclass
@@ -60,13 +71,47 @@ class StoresGame(KafkaGame):
         for watcher in self.tables.values():
             watcher.stop()
 
+    def run(self, kind: str, sql: str) -> list[Any]:
+        """A statement in one of the databases, as somebody else's client."""
+        connection = connect(kind, self.databases[kind].url)
+        try:
+            cursor = connection.cursor()
+            cursor.execute(sql.format(table=self.tables[kind].table))
+            return list(cursor.fetchall()) if cursor.description else []
+        finally:
+            connection.close()
+
     def require_exactly_once(self) -> Findings:
         findings = super().require_exactly_once()
         wrong = {kind: words[:5] for kind, words in self.wrong_elsewhere().items() if words}
         assert wrong == {}, wrong
         left = self.left_behind()
         assert left == [], left
+        for kind, watcher in self.tables.items():
+            # A reader that never got through would find nothing wrong.
+            wait_until(partial(self._has_seen_the_end, watcher))
+            assert self.ledger(kind) == self.decided_for(kind)
         return findings
+
+    def _has_seen_the_end(self, watcher: TableWatcher) -> bool:
+        return any(sum(look.ends) == self.dealt for look in watcher.looks)
+
+    # The ledger -------------------------------------------------------------------------------------------------------
+
+    def ledger(self, kind: str) -> list[LedgerRow]:
+        """What the pipeline has marked in a database."""
+        pipeline = self.prefix.removeprefix("semel-").removesuffix("-")
+        return [LedgerRow(*row) for row in self.run(kind, LEDGER.format(pipeline=pipeline))]
+
+    def decided_for(self, kind: str) -> list[LedgerRow]:
+        """What it should have marked: of every batch what was decided, and nothing of incarnations that lost it."""
+        sink = f"{kind.lower()}_{self.tables[kind].table}"
+        decided = [(batch, c) for batch in range(self.batches) for d in self.decisions(batch) for c in d.committables]
+        return [
+            LedgerRow(sink, batch, "", c.attempt.attempt, c.attempt.incarnation, c.rows)
+            for batch, c in decided
+            if c.sink == sink
+        ]
 
     def wrong_elsewhere(self) -> dict[str, list[str]]:
         """After the end: every table has every row once, and no reader ever saw part of a batch, or one too early."""
@@ -81,15 +126,11 @@ class StoresGame(KafkaGame):
 
     def left_behind(self) -> list[str]:
         """Open transactions of Kafka; staging tables and prepared transactions of this pipeline in any database."""
-        found = super().left_behind()
-        for kind, server in self.databases.items():
-            connection = connect(kind, server.url)
-            cursor = connection.cursor()
-            for sql in LEFTOVERS[kind]:
-                cursor.execute(sql)
-                found += [f"{kind}: {row}" for row in cursor.fetchall() if self.prefix in str(row)]
-            connection.close()
-        return found
+        # The name of an XA transaction has no room for hyphens in the id.
+        names = self.prefix, f"{self.prefix.removeprefix('semel-').replace('-', '')}-"
+        rows = [(kind, row) for kind, looks in LEFTOVERS.items() for sql in looks for row in self.run(kind, sql)]
+        ours = [f"{kind}: {row}" for kind, row in rows if any(name in str(row) for name in names)]
+        return [*super().left_behind(), *ours]
 
 
 def _connector(kind: str, url: str) -> Any:
@@ -100,7 +141,11 @@ CREATE_TABLE = "CREATE TABLE {table} (id bigint, part bigint, place bigint, task
 CREATE_INDEX = "CREATE INDEX i_{table} ON {table} (part, place)"
 #: What such a pipeline passes.
 KINDS = ("startup", "batch", "log", "task", "kafka", "postgres", "mysql")
-POINTS = tuple(p for p in FAILPOINTS if p.split(".")[0] in KINDS)
+POINTS = tuple(p for p in FAILPOINTS if p.split(".")[0] in KINDS and p not in IN_LARGE_BATCHES)
+LEDGER = (
+    "SELECT sink, batch, part, attempt, incarnation, row_count FROM semel_ledger "
+    "WHERE pipeline = '{pipeline}' ORDER BY batch, part"
+)
 #: What lists staging tables with their comments, and prepared transactions.
 LEFTOVERS = {
     "Postgres": (

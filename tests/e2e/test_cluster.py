@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -37,7 +37,8 @@ def test_an_executor_killed_in_the_middle_of_a_batch_doubles_nothing(make_game: 
     while child.poll() is None:
         # Each fresh worker stops at its second task, too: kill it, so that Spark retries the task elsewhere.
         for pid in stopped_workers(child.pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it went with its executor
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     life = game.finish(child)
     assert life.returncode == 0, life

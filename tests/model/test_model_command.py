@@ -68,6 +68,19 @@ def test_a_violation_ends_with_1_and_the_shortest_way(semel: Semel, monkeypatch:
     assert out.splitlines()[-1] == "no_loss: sink s0: (0, 0) is missing 1 time(s)"
 
 
+def test_a_violation_comes_with_a_picture(semel: Semel, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mutant,) = [m for m in MUTANTS if m.name == "checkpoint_when_decided"]
+    monkeypatch.setattr("semel.model.report.Model", mutant.make)
+    code, out, _ = semel("check", *CALM, "--mermaid")
+    assert code == 1
+    picture = out[out.index("sequenceDiagram") :].splitlines()
+    assert "    participant s0 as s0 (prepared)" in picture
+    assert "    d1->>log: decides batch 0 in slot 0" in picture
+    assert picture[-1].endswith("VIOLATED no_loss: sink s0: (0, 0) is missing 1 time(s)")
+    _, out, _ = semel("check", *CALM, "--json")
+    assert json.loads(out)["violations"][0]["mermaid"].splitlines() == picture
+
+
 def test_a_search_that_was_cut_is_not_a_pass(semel: Semel) -> None:
     code, out, _ = semel("check", *CALM, "--states-max", "5", "--json")
     found = json.loads(out)

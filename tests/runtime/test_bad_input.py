@@ -267,9 +267,8 @@ def test_a_record_of_a_newer_semel_is_refused(writer: StreamWriter, tmp_path: Pa
 def test_a_deleted_checkpoint_does_not_write_everything_twice(writer: StreamWriter, tmp_path: Path) -> None:
     run(writer)
     shutil.rmtree(tmp_path / "checkpoint")
-    running = writer.launch()
-    with pytest.raises(Exception, match="AnotherPipeline: Sink sqlite_out holds batches that pipeline 'orders' wrote"):
-        running.query.awaitTermination()
+    with pytest.raises(AnotherPipeline, match="Sink sqlite_out holds batches that pipeline 'orders' wrote"):
+        writer.start()
     assert ids(tmp_path) == list(range(20))
 
 

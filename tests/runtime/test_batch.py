@@ -200,6 +200,25 @@ def test_a_commit_is_retried_within_its_limit_then_stalls_and_the_others_commit(
     assert later.calls == ["commit 0"]
 
 
+class ScriptedByTask(Scripted):
+    """Commits each task for itself."""
+
+    def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        return tuple(committable_for(self.name, attempt, [p], {}, key=f"{self.name}/{p.branch.task}") for p in parts)
+
+
+def test_sinks_are_told_by_name_and_not_task_by_task() -> None:
+    a, b = ScriptedByTask("a", [Outcome.COMMITTED, *[Outcome.RETRY] * 3]), ScriptedByTask("b")
+    c = coordinator(a, b)
+    c.__dict__["_committers"] = ThreadPoolExecutor(1)
+    with pytest.raises(CommitStalled) as caught:
+        c.exactly_once(4, stage)
+    assert str(caught.value).splitlines()[:2] == [
+        "Batch 4 is decided but could not be committed to a: the sink gave no reason.",
+        "  the data now: batch 4 is decided; visible in: part of a, b; still to commit: a",
+    ]
+
+
 def test_in_doubt_stops_and_names_the_sink() -> None:
     with pytest.raises(InDoubt) as caught:
         coordinator(Scripted("a", [Outcome.IN_DOUBT]), Scripted("b")).exactly_once(4, stage)

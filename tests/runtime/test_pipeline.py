@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 import traceback
@@ -15,6 +16,7 @@ import semel
 from semel.errors import BatchFailed, ConfigError
 from semel.runtime.batch import Report
 from semel.runtime.pipeline import Pipeline, StreamWriter
+from semel.runtime.spark import BatchFunction
 from semel.sinks.files import read_committed
 from semel.sinks.memory import memory_table
 from tests.processes import wait_until
@@ -50,6 +52,27 @@ def test_start_returns_sparks_own_streaming_query(stream: DataFrame, tmp_path: P
     assert (query.name, query.isActive, progress["name"]) == ("real", True, "real")
     query.stop()
     assert select(tmp_path / "out.db", "SELECT count(*), count(DISTINCT id) FROM out") == [(20, 20)]
+
+
+def test_a_fresh_checkpoint_is_claimed_before_spark_starts(
+    stream: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the id that Spark will take the query for."""
+    claimed: list[list[str]] = []
+    start = StreamWriter._spark_writer
+
+    def watched(self: StreamWriter, function: BatchFunction) -> Any:
+        claimed.append(sorted(path.name for path in (tmp_path / "c" / "semel" / "incarnations").iterdir()))
+        return start(self, function)
+
+    monkeypatch.setattr(StreamWriter, "_spark_writer", watched)
+    target = semel.Sqlite(str(tmp_path / "out.db"), "out")
+    query = semel.write(stream).to(target).option("checkpointLocation", str(tmp_path / "c")).start()
+    query.processAllAvailable()
+    query.stop()
+    assert claimed == [["0000000001.json"]]
+    assert json.loads((tmp_path / "c" / "metadata").read_text()) == {"id": query.id}
+    assert select(tmp_path / "out.db", "SELECT count(*) FROM out") == [(20,)]
 
 
 def test_a_query_that_is_stopped_within_a_batch_has_not_failed(stream: DataFrame, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from semel.simulation import run
+from semel.simulation.audit import audit
 from semel.simulation.faults import FAULTS_MIN, KINDS, WEIGHTS
 from semel.simulation.participants import PreparedParticipant
 from semel.simulation.run import Summary, main, simulate, simulate_many
@@ -49,6 +50,27 @@ def test_2000_seeds_hold_and_everything_that_can_go_wrong_did() -> None:
     assert counts["rows"] >= 20 * SEEDS_IN_CI
     # Each of these was a moment at which something became visible, and was compared with the decisions.
     assert counts["looks"] >= 10 * SEEDS_IN_CI
+
+
+def test_a_checkpointed_batch_whose_journal_is_gone_and_was_not_forgotten_is_a_contradiction() -> None:
+    """Any batch, not only the newest one."""
+    world = World(next(seed for seed in range(100) if not World(seed).forgets_soon))
+    assert world.run() == []
+    for name in world.records.list("decisions"):
+        if name.startswith("0000000001."):
+            world.records.delete(f"decisions/{name}")
+    assert 1 not in world.pruned
+    audit(world)
+    assert [str(anomaly) for anomaly in world.witness.anomalies] == [
+        "journal: batch 1: it is committed and not decided"
+    ]
+
+
+def test_two_decisions_in_a_journal_that_was_forgotten_contradict_nothing() -> None:
+    """Seed 57004: both were on their way when their drivers died, and came when the batch was long checkpointed."""
+    run = simulate(57004)
+    assert run.counts["stale decisions"] == 2
+    assert run.anomalies == ()
 
 
 @pytest.mark.parametrize("seed", [0, 7, 13, 101])

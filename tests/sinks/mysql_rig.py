@@ -16,8 +16,9 @@ from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Participant
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_load import quote
-from semel.sinks.mysql_store import settings_of
+from semel.sinks.mysql_url import settings_of
 from tests.contract.harness import attempt, context, together
+from tests.contract.mysql_harness import IMPATIENT
 from tests.sinks.participants import prepare, started
 
 KEYED = ("upsert", "dedup", "versions")
@@ -34,7 +35,8 @@ class Database:
 
     @contextmanager
     def session(self) -> Iterator[Any]:
-        with pymysql.connect(**settings_of(self.url), autocommit=True, charset="utf8mb4") as connection:
+        settings = settings_of(self.url)
+        with pymysql.connect(**settings, autocommit=True, charset="utf8mb4", init_command=IMPATIENT) as connection:
             cursor = connection.cursor()
             cursor.execute("SET time_zone = '+00:00'")
             yield cursor

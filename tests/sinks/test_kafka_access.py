@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,18 +20,26 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
 
-from semel.dev.kafka import KafkaCluster, Security, kafka
+from semel.dev.jars import java
+from semel.dev.kafka import KafkaCluster, Security, Tls, kafka
 from semel.errors import BatchFailed, ConfigError, SemelError
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_producers import release_all, settle_all
+from semel.sinks.kafka_wire import to_kafka_python
 from tests.contract.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import RECORD, Rig, prepare, prepare_one, records_of, stage, started
 
+SCRAM = "SCRAM-SHA-512"
 TELLING = "hunter2"
 PASSWORD = f'se"cret\\ {TELLING}'
 NOTHING_STARTED = "  the data now: nothing was started and no row was written\n"
@@ -274,6 +283,74 @@ def test_a_control_topic_that_the_user_may_not_see_is_not_taken_for_missing(acce
     )
 
 
+# TLS --------------------------------------------------------------------------------------------------------------
+
+
+def certificates(folder: Path) -> Tls:
+    """A key for 127.0.0.1 that vouches for itself. keytool comes with the Java that the broker runs on."""
+    folder.mkdir()
+    store, trusted, secret = folder / "broker.p12", folder / "ca.pem", "changeit"
+    common = [str(Path(java()).with_name("keytool")), "-keystore", str(store), "-storepass", secret, "-alias", "broker"]
+    key = ["-genkeypair", "-keyalg", "EC", "-storetype", "PKCS12", "-dname", "CN=semel", "-ext", "SAN=IP:127.0.0.1"]
+    for command in ([*common, *key], [*common, "-exportcert", "-rfc", "-file", str(trusted)]):
+        subprocess.run(command, check=True, capture_output=True)
+    return Tls(store, secret, trusted)
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    folder = tmp_path_factory.mktemp("encrypted")
+    security = Security({"admin": PASSWORD}, tls=certificates(folder / "certs"), mechanisms=("PLAIN", SCRAM))
+    with kafka(folder / "kafka", security=security, quick=True, say=print) as cluster:
+        yield cluster
+
+
+def test_tls_with_a_login_on_the_way_of_the_rows_and_on_that_of_the_commits(
+    encrypted: KafkaCluster, tmp_path: Path
+) -> None:
+    """A certificate that the user did not name is refused on both ways, at once, with the reason."""
+    options = {k: v for k, v in encrypted.client_options("admin").items() if k != "bootstrap.servers"}
+    assert options["security.protocol"] == "SASL_SSL"
+    rig = Rig(encrypted.bootstrap, options)
+    try:
+        topic = rig.topic()
+        scram = UserScramCredentialUpsertion("admin", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), b"other")
+        admin = AdminClient({**encrypted.client_options("admin"), "log_level": 0})
+        admin.alter_user_scram_credentials([scram])["admin"].result(20)
+        by_scram = {**options, "sasl.mechanism": SCRAM, "sasl.password": "other"}
+        for number, login in enumerate((options, by_scram)):
+            for by_row in (False, True):
+                sink = rig.sink(topic, options=login, name=f"sink_{number}_{by_row}_{rig.suffix}".lower())
+                sink.check(RECORD)
+                with started(sink) as participant:
+                    one = prepare_one(participant, sink, attempt(), rows(by_row=by_row))
+                    assert participant.commit(one) is Outcome.COMMITTED
+        assert rig.visible(topic) == [1, 1, 1, 1]
+
+        other = certificates(tmp_path / "other").trusted
+        wrong = rig.sink(topic, options={**options, "ssl.ca.location": str(other)})
+        for call in (lambda: wrong.check(RECORD), lambda: wrong.participant(context())):
+            first, now, then = refusal(call).splitlines()
+            assert first.startswith(f"Kafka at {rig.servers} cannot be reached: its certificate is not trusted: ")
+            assert "certificate verify failed" in first
+            assert (f"{now}\n", then) == (
+                NOTHING_STARTED,
+                "  what to do: Name the certificate of whoever signed that of the brokers: kafka.ssl.ca.location.",
+            )
+        with pytest.raises(KafkaError):
+            KafkaAdminClient(
+                **_python(encrypted, {**options, "ssl.ca.location": str(other)}), bootstrap_timeout_ms=2000
+            )
+        KafkaAdminClient(**_python(encrypted, options), bootstrap_timeout_ms=5000).close()
+    finally:
+        rig.end()
+
+
+def _python(cluster: KafkaCluster, options: dict[str, str]) -> dict[str, Any]:
+    """kafka-python by itself: on the sink's way of the commits librdkafka has looked at the certificate first."""
+    return {"bootstrap_servers": cluster.bootstrap, **to_kafka_python(options)}
+
+
 # Logins -----------------------------------------------------------------------------------------------------------
 
 WRONG = "wrong-one"
@@ -334,7 +411,8 @@ def test_the_password_is_in_no_log(access: Access, caplog: pytest.LogCaptureFixt
     """At level DEBUG kafka-python writes its settings to the log, and every byte that it sends."""
     access.create_topics(control=True)
     access.allow(*access.needed.values())
-    with caplog.at_level(logging.DEBUG):
+    # The first connection keeps the level that it finds, unless that would show the password.
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "kafka"):
         start(access)
     # The sink asks Spark whether speculation is on, and py4j logs that where an earlier test has left a session.
     assert {record.name.split(".")[0] for record in caplog.records} - {"py4j"} == {"kafka"}

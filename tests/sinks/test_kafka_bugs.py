@@ -10,11 +10,13 @@ import threading
 import pyarrow as pa
 import pytest
 
+from semel.decisions.records import journal_entry, parse_journal_entry
 from semel.errors import BatchFailed
 from semel.ids import Branch
-from semel.protocol.events import Committable, Outcome
+from semel.protocol.events import Committable, Decided, Outcome
 from semel.sinks.base import Participant
 from semel.sinks.kafka import AMBIGUOUS, Kafka
+from semel.sinks.kafka_direct import suits
 from semel.sinks.kafka_markers import Fate
 from semel.sinks.kafka_producers import release_all, settle_all
 from semel.sinks.kafka_requests import Transaction
@@ -57,15 +59,21 @@ def test_a_send_that_the_broker_refuses_fails_the_batch(rig: Rig, by_row: bool) 
     assert rig.visible(topic) == []
 
 
-def test_one_refused_row_among_many_fails_the_batch_and_none_is_visible(rig: Rig) -> None:
+@pytest.mark.parametrize("by_row", [False, True], ids=["quick", "by-row"])
+def test_one_refused_row_among_many_fails_the_batch_and_none_is_visible(rig: Rig, by_row: bool) -> None:
     """The same, where the other rows were acknowledged long before."""
     topic = rig.topic(partitions=1, config={"max.message.bytes": "20000"})
     sink = rig.sink(topic, options={"batch.num.messages": "100"})
     rows = pa.RecordBatch.from_pydict(
         {"key": [str(i) for i in range(2000)], "value": ["x" * (50_000 if i == 700 else 50) for i in range(2000)]}
     )
+    if by_row:
+        rows = rows.append_column("timestamp", pa.nulls(2000, pa.timestamp("us")))
     with started(sink), pytest.raises(BatchFailed, match=r"key '700', 50000 bytes.*Message size too large"):
         stage(sink, attempt(), rows)
+    arrived = [int(record.key or b"") for record in rig.raw(topic)[0]]
+    assert arrived[:600] == list(range(600))
+    assert 700 not in arrived
     assert rig.visible(topic) == []
 
 
@@ -268,20 +276,24 @@ def test_the_next_start_ends_what_a_dead_driver_and_a_dead_task_left_open(rig: R
 # 8: leaks ---------------------------------------------------------------------------------------------------------
 
 
-def test_threads_do_not_grow_with_batches(rig: Rig) -> None:
+@pytest.mark.parametrize("by_row", [False, True], ids=["quick", "by-row"])
+def test_threads_and_descriptors_do_not_grow_with_batches(rig: Rig, by_row: bool) -> None:
     """FLINK-28250, FLINK-36441: a producer was left behind with every batch until memory ran out."""
     topic = rig.topic()
-    sink = rig.sink(topic)
+    sink = rig.sink(topic, options={"sticky.partitioning.linger.ms": "7"} if by_row else {})
+    assert suits(sink.producer_settings()) != by_row
     release_all()
     before = threads()
     with started(sink) as participant:
-        counts = []
+        counts, descriptors = [], []
         for batch in range(60):
             for committable in prepare(participant, sink, attempt(batch), records_of(batch), records_of(100 + batch)):
                 participant.commit(committable)
             if batch >= 10:
                 settle_all()
                 counts.append(threads())
+                descriptors.append(len(os.listdir("/proc/self/fd")))
+        assert max(descriptors[-10:]) <= max(descriptors[:10]) + 2
         python, native = ([count[i] for count in counts] for i in (0, 1))
         assert max(python) == min(python)
         # Connections of producers that were made ahead come and go.
@@ -296,3 +308,26 @@ def test_threads_do_not_grow_with_batches(rig: Rig) -> None:
 def threads() -> tuple[int, int]:
     """Of Python, and of the process as a whole."""
     return threading.active_count(), len(os.listdir("/proc/self/task"))
+
+
+# 10: a commit that is cut short -----------------------------------------------------------------------------------
+
+
+def test_a_commit_that_was_cut_short_is_finished_by_a_driver_that_has_only_the_decision(rig: Rig) -> None:
+    """Arroyo's Kafka sink cannot restore its commit phase: after a crash what was prepared is lost.
+
+    Two of three tasks are committed when the driver dies; the next one knows what the decision says, and no more.
+    """
+    topic = rig.topic()
+    sink = rig.sink(topic)
+    with started(sink) as participant:
+        prepared = prepare(participant, sink, attempt(), records_of(0), records_of(1), records_of(2))
+        assert [participant.commit(c) for c in prepared[:2]] == [Outcome.COMMITTED] * 2
+    release_all()
+    decision = parse_journal_entry(journal_entry(Decided(attempt(), prepared), "now"), "the log")
+    assert isinstance(decision, Decided)
+    with started(sink, context(2)) as participant:
+        outcomes = [participant.commit(c) for c in decision.committables]
+        assert outcomes == [Outcome.ALREADY_COMMITTED, Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
+        assert rig.open_ids() == []
+    assert rig.visible(topic) == [0, 1, 2]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 
 from semel.sinks import kafka_direct
+from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_delivery import DeliveryFailed
 from semel.sinks.kafka_direct import DirectProducer, suits
 from semel.sinks.kafka_records import BATCH_BYTES
@@ -237,7 +238,17 @@ class Slow(Brokers):
 def test_what_is_never_acknowledged_fails_the_task_in_time() -> None:
     mine = producer(Brokers(refuse="NOT_LEADER_FOR_PARTITION"), delivery_timeout_ms="200")
     mine.send("t", columns(1, 2), 2)
-    with pytest.raises(DeliveryFailed, match="2 rows were not acknowledged within 0 s"):
+    why = "2 rows were not acknowledged within 0 s: the broker last answered NOT_LEADER_FOR_PARTITION"
+    with pytest.raises(DeliveryFailed, match=f"^{why}$"):
+        mine.flush(20)
+
+
+def test_what_nobody_answers_to_is_told_as_such() -> None:
+    mine = producer(Brokers(trouble=1.0), delivery_timeout_ms="200", topic_metadata_propagation_max_ms="0")
+    mine._leaders["t"] = dict.fromkeys(range(PARTITIONS), 0)
+    mine.send("t", columns(1, 2), 2)
+    mine._leaders_of = lambda topic: dict.fromkeys(range(PARTITIONS), 0)  # type: ignore[method-assign] # noqa: ARG005
+    with pytest.raises(DeliveryFailed, match=r"^2 rows were .* within 0 s: the last request got no answer$"):
         mine.flush(20)
 
 
@@ -256,3 +267,43 @@ def test_which_settings_it_follows() -> None:
     assert not suits({"partitioner": "consistent"})
     assert not suits({"compression.type": "brotli"})
     assert not suits({"sticky.partitioning.linger.ms": "7"})
+
+
+FOLLOWED_HERE = """
+    batch.num.messages queue.buffering.max.kbytes request.timeout.ms connections.max.idle.ms metadata.max.age.ms
+    reconnect.backoff.ms reconnect.backoff.max.ms socket.send.buffer.bytes client.id
+"""
+NOT_HERE = """
+    socket.timeout.ms socket.keepalive.enable socket.nagle.disable broker.address.family api.version.request debug
+    queue.buffering.max.messages queue.buffering.backpressure.threshold
+"""
+
+
+def test_settings_that_would_be_ignored_here_are_left_to_librdkafka() -> None:
+    assert [name for name in FOLLOWED_HERE.split() if not suits({name: "1234"})] == []
+    assert [name for name in NOT_HERE.split() if suits({name: "1234"})] == []
+
+
+def test_the_settings_that_the_sink_itself_makes_are_followed() -> None:
+    assert suits(Kafka("127.0.0.1:1", "orders").producer_settings())
+
+
+def test_a_batch_has_no_more_rows_than_the_user_wants() -> None:
+    brokers = Brokers()
+    mine = producer(brokers, batch_num_messages="30")
+    for rows in (range(0, 250, 5), range(250, 500, 5)):  # all to one partition
+        mine.send("t", columns(*rows), 50)
+    mine.flush(20)
+    assert [rows for _, _, rows in brokers.sent] == [30, 30, 30, 10]
+
+
+def test_no_more_waits_than_the_user_wants() -> None:
+    """What is sent is answered at once here, so that all the rest is sent before the next rows are taken in."""
+    waiting: dict[int, Any] = {}
+    for kbytes in (20, 2000):
+        mine = producer(Brokers(), queue_buffering_max_kbytes=str(kbytes))
+        for start in range(0, 10_000, 1000):
+            mine.send("t", columns(*range(start, start + 1000), size=100), 1000)
+            waiting[kbytes] = max(waiting.get(kbytes, 0), mine._waiting_bytes)
+        mine.flush(20)
+    assert waiting[20] <= 20 * 1024 < waiting[2000]

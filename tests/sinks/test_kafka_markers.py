@@ -217,6 +217,15 @@ def test_markers_of_batches_long_gone_are_forgotten() -> None:
     assert log._open == {}
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_record_that_was_written_twice_says_what_one_says(times: int) -> None:
+    """The driver marks empty batches without idempotence, and writes again what got no answer."""
+    log = log_of()
+    for batch in range(6):
+        log.apply([plain(*marker_record(branch(batch), 0, ""))] * times)
+    assert fates(log) == {branch(4): Fate.COMMITTED, branch(5): Fate.COMMITTED}
+
+
 def test_an_open_marker_is_never_forgotten() -> None:
     """It is to be ended, however old it is."""
     log = log_of(marked(branch(0), producer=9))
@@ -243,15 +252,17 @@ class Model:
     history: list[tuple[str, int, Branch | None]] = field(default_factory=list)
 
     def fate(self, which: Branch) -> Fate:
-        at = next(i for i, (kind, _, b) in enumerate(self.history) if kind == "marker" and b == which)
-        producer = self.history[at][1]
+        at = next(i for i, (_, _, b) in enumerate(self.history) if b == which)
+        kind, producer, _ = self.history[at]
+        if kind == "empty":
+            return Fate.COMMITTED
         ends = (kind for kind, p, _ in self.history[at:] if kind != "marker" and p == producer)
         return {"commit": Fate.COMMITTED, "abort": Fate.ABORTED, "": Fate.OPEN}[next(ends, "")]
 
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["marker", "marker", "commit", "abort", "foreign"]),
+        st.sampled_from(["marker", "marker", "commit", "abort", "empty", "again", "foreign"]),
         st.integers(0, 3),
         st.sampled_from([0, 0, 1]),
     ),
@@ -263,12 +274,26 @@ steps = st.lists(
 def test_whatever_the_order_the_fates_are_those_of_the_history(
     taken: list[tuple[str, int, int]], data: st.DataObject
 ) -> None:
-    """Four producers, each a task of its own; a marker is followed by the end of its transaction, sooner or later."""
+    """Four producers, each a task of its own; a marker is followed by the end of its transaction, sooner or later.
+
+    Batches without rows have markers outside of transactions. Any of those may be there again, and so may a marker
+    while its transaction is open.
+    """
     model, entries = Model(), list[Entry]()
-    batch, attempts, open_now = 0, 0, set[int]()
+    batch, attempts, open_now, repeatable = 0, 0, set[int](), list[Entry]()
     for kind, producer, forward in taken:
         if kind == "foreign":
             entries.append(data.draw(st.sampled_from(FOREIGN)))
+        elif kind == "empty":
+            batch, attempts = batch + forward, attempts + 1
+            which = branch(batch, 0, attempts)
+            entries.append(plain(*marker_record(which, 0, "")))
+            repeatable.append(entries[-1])
+            model.history.append((kind, -1, which))
+        elif kind == "again" and producer in open_now:
+            entries.append(next(e for e in reversed(entries) if e.producer_id == producer))
+        elif kind == "again" and repeatable:
+            entries.append(repeatable[-1])
         elif kind == "marker" and producer not in open_now:
             batch, attempts = batch + forward, attempts + 1
             which = branch(batch, producer, attempts)
@@ -289,8 +314,9 @@ def test_whatever_the_order_the_fates_are_those_of_the_history(
     assert {b for b, fate in expected.items() if fate is Fate.OPEN or b.attempt.batch >= newest[b.task] - 1} <= set(
         kept
     )
-    assert {m.transaction for m in log.markers.values()} == {
-        Transaction(f"id-{b.task}", b.task, b.attempt.attempt) for b in kept
+    empty = {b for kind, _, b in model.history if kind == "empty"}
+    assert {b: log.markers[str(b)].transaction for b in kept} == {
+        b: None if b in empty else Transaction(f"id-{b.task}", b.task, b.attempt.attempt) for b in kept
     }
 
 

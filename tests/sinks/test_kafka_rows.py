@@ -15,7 +15,7 @@ from kafka.partitioner.default import murmur2
 from semel.dev.kafka import KafkaCluster
 from semel.ids import Branch
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_direct import DirectProducer
+from semel.sinks.kafka_direct import DirectProducer, suits
 from semel.sinks.kafka_producers import RowProducer, make_producer
 from semel.sinks.kafka_requests import LogRecord
 from semel.sinks.kafka_rows import rows_by_topic
@@ -297,13 +297,27 @@ def test_settings_that_only_librdkafka_knows_take_its_way(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_rows_leave_a_marker_that_can_be_read(rig: Rig, codec: str) -> None:
-    """The marker is in the transaction of the rows and compressed as they are; the broker stores it plain."""
-    topic = rig.topic()
-    sink = rig.sink(topic, options={"compression.type": codec})
-    write(sink, records_of(*range(50)), records_of(*range(50, 60)))
-    assert rig.visible(topic) == list(range(60))
-    assert rig.world.marker_log(sink.name).newest_committed(context().pipeline, sink.name) == 1
+def test_compressed_rows_are_the_same_both_ways_and_leave_a_marker_that_can_be_read(rig: Rig, codec: str) -> None:
+    """The marker is in the transaction of the rows and compressed as they are; the broker stores it plain.
+
+    The first batch has more than 200 KB for each partition: from 64 KB on, frames of lz4 have several blocks.
+    """
+    keys = [str(i) for i in range(500)]
+    large = batch_of(key=pa.array(keys), value=pa.array([f"{key} " * 300 for key in keys]))
+    seen = {}
+    for way, options in {"quick": {}, "by_row": {"sticky.partitioning.linger.ms": "7"}}.items():
+        topic = rig.topic(way)
+        sink = rig.sink(topic, name=f"{way}_{rig.suffix}", options={"compression.type": codec, **options})
+        assert suits(sink.producer_settings()) == (way == "quick")
+        write(sink, large, records_of(*range(500, 510)))
+        seen[way] = sorted((r.partition, r.offset, r.key, r.value) for r in rig.world.committed(topic))
+        assert rig.world.marker_log(sink.name).newest_committed(context().pipeline, sink.name) == 1
+    assert seen["quick"] == seen["by_row"]
+    assert {key: value for _, _, key, value in seen["quick"]} == {
+        **{key.encode(): f"{key} ".encode() * 300 for key in keys},
+        **{b"%d" % i: b"row %d" % i for i in range(500, 510)},
+    }
+    assert min(sum(len(v) for p, _, _, v in seen["quick"] if p == partition) for partition in range(2)) > 200_000
 
 
 def test_settings_of_the_user_reach_the_producer_and_those_of_the_guarantee_stay() -> None:

@@ -261,6 +261,27 @@ def test_a_newer_incarnation_is_left_alone_by_the_sweep(rig: Rig, monkeypatch: p
         zombie.abort(part.branch for part in (*parts, *successors))
 
 
+def test_a_zombie_that_rolls_its_batch_back_leaves_the_tasks_of_its_successor_alone(rig: Rig) -> None:
+    """A task that is still writing has no marker yet, so that nothing but the fence says whose it is."""
+    topic = rig.topic()
+    sink = rig.sink(topic, options={"batch.size": "100"})
+    with started(sink) as zombie:
+        own = stage(sink, attempt(0), records_of(0))
+        with started(sink, context(2)) as successor:
+            writer = sink.writer(Branch(attempt(0, 1, 2), sink.name, 0, 0))
+            writer.write(records_of(*range(100)))
+            wait_until(lambda: len(rig.open_ids()) == 2, 20)
+            # What a coordinator does with a batch that failed, or was decided by another.
+            zombie.abort(b for b in zombie.recover().branches if b.attempt == attempt(0))
+            assert len(rig.open_ids()) == 1
+            zombie._sweep_if_due(set(), retried=True)
+            assert len(rig.open_ids()) == 1
+            (committable,) = successor.prepare(attempt(0, 1, 2), [writer.prepare()])
+            assert successor.commit(committable) is Outcome.COMMITTED
+    assert rig.marker(str(own[0].branch)).fate is Fate.ABORTED
+    assert rig.visible(topic) == list(range(100))
+
+
 # Slow and silent brokers ------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks import mysql_store
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_store import settings_of
+from semel.sinks.mysql_url import settings_of
 from tests.contract.harness import attempt, context
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
 from tests.sinks.participants import error_of, prepare, rows, stage_at_once, started

@@ -10,11 +10,12 @@ import pytest
 
 from semel.errors import BatchFailed
 from semel.protocol.events import Outcome
+from semel.sinks import mysql_wire, sql_participant
 from semel.sinks.memory import Memory
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_moves import seen_table
 from tests.contract.harness import attempt, context
-from tests.sinks.mysql_rig import KEYED, Database, commit, db, stamped, write
+from tests.sinks.mysql_rig import KEYED, MODES, Database, commit, db, stamped, write
 from tests.sinks.participants import prepare, rows, started
 
 __all__ = ["db"]
@@ -27,9 +28,14 @@ def test_append_adds_rows_of_every_task_and_batch(db: Database, mode: str) -> No
     assert db.staged() == []
 
 
+@pytest.mark.parametrize("way", ["bulk", "load"])
 @pytest.mark.parametrize("mode", ["ledger", "xa"])
-def test_a_duplicate_key_fails_the_batch_and_is_named(db: Database, mode: str) -> None:
+def test_a_duplicate_key_fails_the_batch_and_is_named(
+    db: Database, mode: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """LOAD DATA LOCAL leaves such rows out and says nothing."""
+    if way == "load":
+        monkeypatch.setattr(mysql_wire, "WANTED", 0)
     db.create("id bigint PRIMARY KEY, text varchar(20)")
     sink = db.sink(mode)
     write(sink, rows((7, "there")))
@@ -138,6 +144,13 @@ def test_only_so_many_versions_are_kept(db: Database) -> None:
     assert db.rows("text, at", view="_latest") == [("a", 4), ("b", 1)]
 
 
+def test_a_key_may_have_a_name_that_we_need_ourselves(db: Database) -> None:
+    """In the statement that drops old versions, each row of a key has a place."""
+    sink = db.sink("versions", key="place", versions_kept=1)
+    write(sink, *(rows((1, text), names=["place", "text"]) for text in "abc"))
+    assert db.rows("place, text") == [(1, "c")]
+
+
 def test_order_by_decides_within_a_version(db: Database) -> None:
     first = [stamped((1, "late", 9), (1, "early", 2)), stamped((1, "middle", 5))]
     write(db.sink("versions", order_by="at"), first, stamped((1, "older, but newer here", 1)))
@@ -160,6 +173,20 @@ def test_a_row_without_a_key_is_refused_by_name(db: Database, mode: str) -> None
         with pytest.raises(BatchFailed, match="have null in column text, which is part of the key"):
             prepare(participant, sink, attempt(), rows((1, "a"), (2, None)))
         assert db.staged() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_ledger_keeps_the_newest_markers(db: Database, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_participant, "PRUNED_EVERY_BATCHES", 10)
+    monkeypatch.setattr(sql_participant, "LEDGER_BATCHES_KEPT", 20)
+    sink, other = db.sink(mode), db.sink(mode, table=f"returns{db.suffix}", name=f"returns{db.suffix}")
+    write(other, rows((1, "a")))
+    with started(sink) as participant:
+        for number in range(0, 61, 10):
+            commit(participant, prepare(participant, sink, attempt(number), rows((number, "a"))))
+        assert participant.recover().newest_batch == 60
+    assert db.run("SELECT batch FROM semel_ledger WHERE sink = %s ORDER BY 1", sink.name) == [(40,), (50,), (60,)]
+    assert db.run("SELECT count(*) FROM semel_ledger WHERE sink = %s", other.name) == [(1,)]
 
 
 @pytest.mark.parametrize("firm", [False, True])

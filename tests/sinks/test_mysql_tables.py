@@ -128,6 +128,41 @@ def test_a_missing_table_is_refused_unless_it_may_be_created(db: Database) -> No
         db.sink().check(pa.schema([("a", pa.int32()), ("A", pa.int32())]))
 
 
+def of_columns(number: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({f"c{n}": pa.array([n], pa.int32()) for n in range(number)})
+
+
+@pytest.mark.parametrize(("mode", "columns_max"), [("ledger", 1016), ("xa", 1017), ("versions", 1016)])
+def test_more_columns_than_a_table_can_have_are_refused_before_the_first_row(
+    db: Database, mode: str, columns_max: int
+) -> None:
+    sink = db.sink(mode, key="c0" if mode == "versions" else ())
+    for number in (0, columns_max + 1, 1_600):
+        expected = f"the rows have {number:,} columns, and must have 1 to {columns_max:,}"
+        with pytest.raises(SchemaMismatch, match=expected):
+            sink.check(of_columns(number).schema if number else pa.schema([]))
+    write(sink, of_columns(columns_max))
+    assert db.rows(f"c{columns_max - 1}", "1") == [(columns_max - 1,)]
+
+
+@pytest.mark.parametrize("name", ["", " ", "a ", "x" * 65])
+def test_names_that_a_column_cannot_have_are_refused_before_a_table_is_made(db: Database, name: str) -> None:
+    with pytest.raises(SchemaMismatch, match="a column's name has 1 to 64 letters and no space at its end"):
+        db.sink().check(pa.schema([(name, pa.int32())]))
+
+
+@pytest.mark.parametrize("name", ["semel_order", "semel_place", "Semel_Place", "semel_token"])
+def test_names_that_are_ours_are_refused(db: Database, name: str) -> None:
+    db.create(f"id bigint, {name} bigint")
+    with pytest.raises(SchemaMismatch, match=f"a column cannot be named {name}: such names are semel's own"):
+        db.sink().check(pa.schema([("id", pa.int64()), (name, pa.int64())]))
+
+
+def test_numbers_of_versions_may_be_copied(db: Database) -> None:
+    write(db.sink(), rows((7, "a"), names=["semel_version", "text"]))
+    assert db.rows() == [(7, "a")]
+
+
 def test_tables_that_differ_in_case_are_two(db: Database) -> None:
     db.run(f"CREATE TABLE {db.table.upper()}{db.suffix} (other int)")
     write(db.sink(table=f"{db.table}{db.suffix}"), rows((1, "a")))

@@ -1,4 +1,4 @@
-"""Values that come back as they were, those that a column cannot hold, and the two ways in: LOAD DATA and INSERT."""
+"""Values that come back as they were, those that a column cannot hold, and the ways in: by bulk, LOAD DATA, INSERT."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ import pytest
 from semel.dev.mariadb import MariaDbServer
 from semel.errors import BatchFailed, ConfigError
 from semel.protocol.events import Outcome
-from semel.sinks import mysql_load, mysql_store
-from semel.sinks.mysql_load import Field, Loader
+from semel.sinks import mysql_bulk, mysql_load, mysql_store, mysql_wire
+from semel.sinks.mysql_bulk import Bulk
+from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader
 from semel.sinks.mysql_store import Place
 from semel.sinks.mysql_types import Column, encoder
+from semel.sinks.mysql_writer import MySqlWriter
 from tests.contract.harness import attempt
 from tests.sinks.mysql_rig import Database, commit, db, own_server, write
 from tests.sinks.participants import column, prepare, rows, started
@@ -130,6 +132,7 @@ def test_large_values(db: Database, mode: str) -> None:
 
 
 def test_many_rows_go_in_several_statements(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mysql_wire, "WANTED", 0)
     monkeypatch.setattr(mysql_load, "LOAD_BYTES_MAX", 10_000)
     monkeypatch.setattr(mysql_load, "BATCH_BYTES_MAX", 50_000)
     monkeypatch.setattr(mysql_load, "PACKET_BYTES_MAX", 1_000)
@@ -151,7 +154,7 @@ UNFIT: dict[str, tuple[str, pa.DataType, list[Any], str]] = {
     "year 10000": ("datetime(6)", pa.timestamp("us"), [253402300800000000], "column x: 10000-01-01 .* out of range"),
     "year 999": ("date", pa.date32(), [dt.date(999, 12, 31)], "column x: 0999-12-31 is out of range"),
     "before 1970": ("timestamp(6)", pa.timestamp("us", "UTC"), [0], "column x: 1970-01-01 .* out of range"),
-    "after 2038": ("timestamp(6)", pa.timestamp("us", "UTC"), [2**31 * 1_000_000], "rows were changed: .*'x' at row 1"),
+    "after 2038": ("timestamp(6)", pa.timestamp("us", "UTC"), [2**31 * 1_000_000], "'?x[`']? at row 1"),
     "microseconds": ("datetime(3)", pa.timestamp("us"), [MOMENT], "column x: the column holds 3 digits of a second"),
     "nanoseconds": ("datetime(6)", pa.timestamp("ns"), [1], "column x: .*lose data"),
     "short binary": ("binary(4)", pa.binary(), [b"abc"], "column x: the column holds exactly 4 bytes"),
@@ -159,16 +162,16 @@ UNFIT: dict[str, tuple[str, pa.DataType, list[Any], str]] = {
         "varchar(3)",
         pa.string(),
         ["abc", "abcd"],
-        "rows were changed: Data truncated for column 'x' at row 2",
+        "Data (truncated|too long) for column 'x' at row 2",
     ),
     "trailing spaces": ("varchar(3)", pa.string(), ["abc  "], "rows were changed: Data truncated for column 'x'"),
-    "long bytes": ("varbinary(3)", pa.binary(), [b"abcd"], "rows were changed: Data truncated for column 'x'"),
-    "letters": ("varchar(9) CHARACTER SET latin1", pa.string(), ["ž🐎"], "rows were changed: Incorrect string value"),
+    "long bytes": ("varbinary(3)", pa.binary(), [b"abcd"], "Data (truncated|too long) for column 'x'"),
+    "letters": ("varchar(9) CHARACTER SET latin1", pa.string(), ["ž🐎"], "Incorrect string value"),
     "null": ("int NOT NULL", pa.int32(), [1, None], "column x: it takes no nulls"),
     "null for a number": ("int AUTO_INCREMENT PRIMARY KEY", pa.int32(), [None], "column x: it takes no nulls"),
     "json": ("json", pa.string(), ["{'a'"], "CONSTRAINT `.*x` failed|Invalid JSON text.*x"),
     "check": ("int NULL CHECK (x > 0)", pa.int32(), [1, 0], "CONSTRAINT `.*x` failed|Check constraint .* is violated"),
-    "utf-8": ("varchar(9)", pa.string(), [b"\xff\xfe"], "Invalid utf8mb4|rows were changed: Incorrect string"),
+    "utf-8": ("varchar(9)", pa.string(), [b"\xff\xfe"], "Invalid utf8mb4|Incorrect string"),
 }
 
 
@@ -198,45 +201,85 @@ def test_zero_is_a_number_and_not_a_wish_for_the_next_one(db: Database) -> None:
     assert db.rows() == [(-1, "minus one"), (0, "zero")]
 
 
-# LOAD DATA and INSERT ---------------------------------------------------------------------------------------------
+# Three ways in ------------------------------------------------------------------------------------------------------
+
+WAYS: dict[str, type[Loader]] = {"bulk": Bulk, "load data": LoadData, "insert": Inserts}
+#: What comes back in another form than it was given.
+MORE: dict[str, tuple[str, pa.DataType, list[Any]]] = {
+    "float": ("float", pa.float32(), [0.1, 1 / 3, 3.4028234663852886e38]),
+    "instant": ("timestamp(6)", pa.timestamp("us", "Europe/Prague"), [MOMENT, dt.datetime(2038, 1, 19, 3, 14, 7)]),
+    "large": ("bigint unsigned", pa.uint64(), [2**64 - 1, 0]),
+}
+EVERY = VALUES | MORE
+#: What the server refuses and not we.
+REFUSED = ("after 2038", "long text", "trailing spaces", "long bytes", "letters", "json", "check", "utf-8")
 
 
 def every_type() -> pa.RecordBatch:
     arrays, names = [], []
-    for name, (_, arrow, values) in VALUES.items():
+    for name, (_, arrow, values) in EVERY.items():
         given = padded(values)
         arrays.append(pa.array((given * 50)[:100], arrow))
         names.append(name)
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[type[Loader]]:
+    """The ways in that tasks have chosen."""
+    found: list[type[Loader]] = []
+    plain = MySqlWriter._begin_piece
+
+    def choose(writer: MySqlWriter) -> Loader:
+        loader = plain(writer)
+        found.append(type(loader))
+        return loader
+
+    monkeypatch.setattr(MySqlWriter, "_begin_piece", choose)
+    return found
+
+
+def going(way: str, db: Database, own_server: MariaDbServer, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """A database that rows go into this way."""
+    if way != "bulk":
+        monkeypatch.setattr(mysql_wire, "WANTED", 0)
+    return Database(own_server.url) if way == "insert" else db
+
+
 @pytest.mark.parametrize("mode", ["ledger", "xa"])
-def test_load_data_and_insert_give_the_same_rows(
-    db: Database, own_server: MariaDbServer, mode: str, monkeypatch: pytest.MonkeyPatch
+def test_every_way_in_gives_the_same_rows(
+    db: Database, own_server: MariaDbServer, noted: list[type[Loader]], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mysql_load, "INSERT_BYTES_MAX", 5_000)
-    ways = [db, Database(own_server.url)]
-    for way in ways:
-        way.create(", ".join(f"`{name}` {kind} NULL" for name, (kind, _, _) in VALUES.items()))
-        write(way.sink(mode), every_type())
-    assert [bool(way.run("SELECT @@local_infile")[0][0]) for way in ways] == [True, False]
-    found = [sorted(map(repr, way.rows(order="1"))) for way in ways]
-    assert found[0] == found[1]
+    monkeypatch.setattr(mysql_bulk, "BULK_BYTES_MAX", 5_000)
+    found = []
+    for way in WAYS:
+        to = going(way, db, own_server, monkeypatch)
+        to.create(", ".join(f"`{name}` {kind} NULL" for name, (kind, _, _) in EVERY.items()))
+        write(to.sink(mode, name=f"{way[:4]}{to.suffix}"), every_type())
+        found.append(sorted(map(repr, to.rows("*, `float` * 1e0", order="1"))))
+        to.run(f"DROP TABLE {to.table}")
+    assert noted == [*WAYS.values()]
+    assert found[0] == found[1] == found[2]
     assert len(found[0]) == 100
 
 
-@pytest.mark.parametrize("name", ["long text", "letters", "null", "check", "nan", "after 2038", "utf-8"])
-def test_insert_refuses_what_load_data_refuses(own_server: MariaDbServer, name: str) -> None:
-    db = Database(own_server.url)
+@pytest.mark.parametrize("way", ["load data", "insert"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_way_in_refuses_the_same(
+    db: Database, own_server: MariaDbServer, name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By bulk they were all refused above."""
+    to = going(way, db, own_server, monkeypatch)
     kind, arrow, values, _ = UNFIT[name]
-    db.create(f"x {kind}")
+    to.create(f"x {kind}")
     array = pa.array(values, arrow if name != "utf-8" else pa.binary())
     array = array if name != "utf-8" else pa.Array.from_buffers(pa.string(), 1, array.buffers())
-    with started(db.sink()) as participant:
+    with started(to.sink()) as participant:
         with pytest.raises(BatchFailed):
-            prepare(participant, db.sink(), attempt(), pa.RecordBatch.from_arrays([array], ["x"]))
+            prepare(participant, to.sink(), attempt(), pa.RecordBatch.from_arrays([array], ["x"]))
         participant.abort(participant.recover().branches)
-    assert (db.rows(order="1"), db.staged()) == ([], [])
+    assert (to.rows(order="1"), to.staged()) == ([], [])
 
 
 def test_insert_names_a_row_that_no_packet_can_carry(own_server: MariaDbServer) -> None:
@@ -298,9 +341,10 @@ def test_a_hostile_server_that_asks_for_a_file_gets_nothing(when: bytes) -> None
     server = HostileServer(b"/etc/passwd", when)
     server.start()
     connection = Place(server.url, "", 5).connect()
-    encode = encoder(pa.string(), Column("x", "text", "text"))
+    text = Column("x", "text", "text")
+    encode = encoder(pa.string(), text)
     assert encode is not None
-    loader = Loader(connection, "`t`", [Field("x", encode, True)], local=True, packet_bytes_max=2**20)
+    loader = LoadData(connection, "`t`", [Field("x", encode, text)], 2**20)
     loader.add(column(["our own rows"], pa.string()))
     ask = loader.flush if when == b"LOAD DATA" else lambda: mysql_store.execute(connection, "SELECT 1")
     with pytest.raises(ConfigError, match="asked for a file of this machine that nobody offered: '/etc/passwd'"):

@@ -14,10 +14,10 @@ from semel.dev.mariadb import MariaDbServer
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation
 from semel.protocol.events import Outcome
-from semel.sinks import mysql_store
+from semel.sinks import mysql_load, mysql_store
 from semel.sinks.mysql_store import FREE, HELD, VISIBLE, Place, end_prepared, fate, parse_xid, xid
 from tests.contract.harness import OURS, attempt, context
-from tests.sinks.mysql_rig import Database, commit, db, own_server, write
+from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
 from tests.sinks.participants import prepare, rows, started
 
 __all__ = ["db", "own_server"]
@@ -138,11 +138,11 @@ def test_a_transaction_whose_session_is_open_is_waited_for_and_never_taken_for_g
     assert db.staged() == []
 
 
-@pytest.mark.parametrize("mode", ["xa", "ledger"])
+@pytest.mark.parametrize("mode", MODES)
 def test_what_is_prepared_survives_kill_9_of_the_server(own_server: MariaDbServer, mode: str) -> None:
     db = Database(own_server.url)
     sink = db.sink(mode, firm=True)
-    other = replace(sink, name=f"other{db.suffix}")
+    other = replace(sink, name=f"other{db.suffix}", table=f"others{db.suffix}")
     with started(sink) as participant, started(other) as second:
         promise = prepare(participant, sink, attempt(), rows((1, "a")), rows((2, "b")))
         dropped = prepare(second, other, attempt(), rows((3, "c")))
@@ -150,14 +150,14 @@ def test_what_is_prepared_survives_kill_9_of_the_server(own_server: MariaDbServe
         with pytest.raises(SinkUnavailable):
             commit(participant, promise)
         own_server.start()
-        assert db.rows() == []
+        assert db.rows("id, text") == []
         assert commit(participant, promise) is Outcome.COMMITTED
         assert commit(participant, promise) is Outcome.ALREADY_COMMITTED
     with started(other, context(2)) as participant:
         left = participant.recover().branches
         assert [str(b) for b in left] == [name for c in dropped for name in c.branches]
         participant.abort(left)
-    assert (db.rows(), db.staged()) == ([(1, "a"), (2, "b")], [])
+    assert (db.rows("id, text"), db.staged()) == ([(1, "a"), (2, "b")], [])
 
 
 def test_a_sleeping_driver_of_an_older_incarnation_loses_its_locks_and_nobody_else_does(db: Database) -> None:
@@ -188,3 +188,36 @@ def test_a_lock_that_somebody_holds_is_a_reason_to_come_back_later(db: Database)
         participant.abort(participant.recover().branches)
         assert commit(participant, prepare(participant, sink, attempt(1, 1, 2), rows((1, "c")))) is Outcome.COMMITTED
     assert db.rows() == [(1, "c")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "take_turns"),
+    [
+        ("id bigint, text varchar(9)", True),
+        ("n bigint AUTO_INCREMENT PRIMARY KEY, id bigint, text varchar(9)", True),
+        ("id bigint PRIMARY KEY, text varchar(9)", False),
+    ],
+)
+def test_tasks_take_turns_where_all_append_to_the_end_of_a_table(db: Database, columns: str, take_turns: bool) -> None:
+    db.create(columns)
+    sink = db.sink("xa", create=False)
+    with started(sink) as participant:
+        writers = [sink.writer(Branch(attempt(), sink.name, task, 0)) for task in range(2)]
+        for task, writer in enumerate(writers):
+            writer.write(rows((task, "a")))
+        assert [bool(writer._loader.turn) for writer in writers] == [take_turns] * 2  # type: ignore[attr-defined]
+        # A turn lasts for one request: both are in the middle of their transactions.
+        promise = participant.prepare(attempt(), [writer.prepare() for writer in writers])
+        assert commit(participant, promise) is Outcome.COMMITTED
+    assert db.rows("id, text") == [(0, "a"), (1, "a")]
+
+
+def test_a_task_that_waits_too_long_for_its_turn_goes_ahead(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    db.create("id bigint, text varchar(9)")
+    sink = db.sink("xa", create=False)
+    monkeypatch.setattr(mysql_load, "TURN_S_MAX", 0)
+    with started(sink) as participant, db.session() as other:
+        other.execute("SELECT GET_LOCK(%s, 0)", (mysql_load.turn_of(sink.target),))
+        assert other.fetchall() == ((1,),)
+        assert commit(participant, prepare(participant, sink, attempt(), rows((1, "a")))) is Outcome.COMMITTED
+    assert db.rows() == [(1, "a")]

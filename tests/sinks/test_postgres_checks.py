@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
@@ -18,10 +18,15 @@ from semel.dev.postgres import PostgresServer, postgres
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
+from semel.runtime.arrow import ArrowLimit
+from semel.runtime.spark import stage_rows
 from semel.sinks.postgres import Postgres
 from tests.contract.harness import attempt, context
 from tests.sinks.participants import prepare, rows, started
 from tests.sinks.postgres_rig import MODES, Database, commit, db, quoted, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["db"]
 TWO = rows().schema
@@ -45,6 +50,34 @@ def test_a_missing_table_is_named_with_its_place_and_nothing_is_made(db: Databas
     ]
     db.sink(create=True).check(TWO)
     assert db.run("SELECT count(*) FROM pg_class WHERE relnamespace = %s::regnamespace", db.schema) == [(0,)]
+
+
+def test_a_table_is_created_with_types_that_fit(db: Database) -> None:
+    kinds = {
+        pa.int8(): "smallint",
+        pa.int16(): "smallint",
+        pa.int32(): "integer",
+        pa.int64(): "bigint",
+        pa.float32(): "real",
+        pa.float64(): "double precision",
+        pa.decimal128(38, 18): "numeric(38,18)",
+        pa.bool_(): "boolean",
+        pa.string(): "text",
+        pa.binary(): "bytea",
+        pa.date32(): "date",
+        pa.timestamp("us"): "timestamp without time zone",
+        pa.timestamp("us", "UTC"): "timestamp with time zone",
+    }
+    of_many = {pa.list_(arrow): f"{name}[]" for arrow, name in kinds.items()}
+    columns = [(f"c{n}", arrow) for n, arrow in enumerate([*kinds, *of_many])]
+    schema = pa.schema([("id", pa.string()), *columns])
+    row = pa.RecordBatch.from_pylist([{**dict.fromkeys(schema.names), "id": "a"}], schema)
+    write(db.keyed("upsert"), row)
+    found = db.run(
+        "SELECT format_type(atttypid, atttypmod), attnotnull FROM pg_attribute "
+        "WHERE attrelid = 'orders'::regclass AND attnum > 0 ORDER BY attnum"
+    )
+    assert found == [("text", True), *((name, False) for name in [*kinds.values(), *of_many.values()])]
 
 
 def test_a_missing_schema_is_named(db: Database) -> None:
@@ -324,14 +357,16 @@ def frugal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]
 def test_a_server_without_prepared_transactions(frugal: PostgresServer) -> None:
     database = Database(frugal.url)
     for sink in (database.keyed("prepared"), database.keyed("ledger", firm=True)):
-        with pytest.raises(ConfigError, match="the server allows too few prepared transactions") as caught:
+        with pytest.raises(
+            ConfigError, match=r"too few prepared transactions\. max_prepared_transactions is 0\.\n"
+        ) as caught:
             sink.check(TWO)
         assert "Set max_prepared_transactions and restart the server" in lines(caught)[2]
     write(database.keyed("ledger"), rows((1, "a")))
     assert database.run("SELECT * FROM orders") == [(1, "a")]
 
 
-def test_too_few_prepared_transactions_for_the_tasks(tmp_path: Path) -> None:
+def test_too_few_prepared_transactions_for_the_tasks(tmp_path: Path, spark: SparkSession) -> None:
     with postgres(tmp_path, settings={"max_prepared_transactions": "1"}, say=print) as server:
         database = Database(server.url)
         sink = database.keyed("prepared")
@@ -349,3 +384,12 @@ def test_too_few_prepared_transactions_for_the_tasks(tmp_path: Path) -> None:
             prepare(first, firm[0], attempt(), batches[0])
             with pytest.raises(BatchFailed, match="too few prepared transactions"):
                 prepare(second, firm[1], attempt(), batches[0])
+            first.abort(first.recover().branches)
+        # How many tasks there are only the driver knows.
+        four_tasks = spark.createDataFrame(
+            spark.sparkContext.parallelize([(n, "a") for n in range(4)], 4), ["id", "text"]
+        )
+        with started(sink, context(2)), pytest.raises(BatchFailed) as caught:
+            stage_rows(four_tasks, [sink], attempt(1, 0, 2), ArrowLimit(), durable=True)
+        assert "(currently 1)" in lines(caught)[0]
+        assert "at least the number of tasks, here 4, in mode 'prepared'" in lines(caught)[2]

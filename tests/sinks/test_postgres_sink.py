@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import psycopg
@@ -93,6 +94,16 @@ def test_the_newest_row_of_a_key_wins_within_a_task_across_tasks_and_across_batc
     first = [rows((1, "old"), (2, "kept"), (1, "newer")), rows((3, "x"), (1, "newest"))]
     write(sink, first, rows((3, "next batch")))
     assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "newest"), (2, "kept"), (3, "next batch")]
+
+
+def test_rows_of_very_different_widths_keep_their_order(db: Database) -> None:
+    """COPY puts a row on an earlier page that has room for it, unless it made the table in the same transaction."""
+    dice = random.Random(7)  # noqa: S311 - the same in every run
+    widths = [dice.choice([40, 100, 600, 1_900, 1_900]) for _ in range(6_000)]
+    # Every key comes twice, one after the other.
+    write(db.keyed("upsert"), rows(*((n // 2, f"{n} ".ljust(width, "x")) for n, width in enumerate(widths))))
+    found = [int(text.split()[0]) for (text,) in db.run("SELECT text FROM orders ORDER BY id")]
+    assert found == list(range(1, 6_000, 2))
 
 
 def test_order_by_decides_within_a_task_across_tasks_and_across_batches(db: Database) -> None:
@@ -210,6 +221,13 @@ def test_only_so_many_versions_are_kept(db: Database) -> None:
     assert db.run("SELECT text, at FROM orders_latest ORDER BY 1") == [("a", 4), ("b", 1)]
 
 
+def test_a_key_may_have_a_name_that_we_need_ourselves(db: Database) -> None:
+    """In the statement that drops old versions, each row of a key has a place."""
+    sink = db.keyed("versions", key="place", versions_kept=1)
+    write(sink, *(rows((1, text), names=["place", "text"]) for text in "abc"))
+    assert db.run("SELECT place, text FROM orders") == [(1, "c")]
+
+
 def test_order_by_decides_within_a_version(db: Database) -> None:
     sink = db.keyed("versions", order_by="at")
     write(
@@ -235,6 +253,24 @@ def test_a_version_table_of_your_own_has_the_view_that_you_make(db: Database) ->
     assert db.run("SELECT to_regclass('orders_latest')") == [(None,)]
     write(db.keyed("versions"), rows((1, "b")), incarnation=2)
     assert db.run("SELECT text FROM orders_latest") == [("b",)]
+
+
+# Beside other sinks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["ledger", "upsert", "dedup", "versions"])
+def test_a_firm_promise_outlives_the_driver_in_every_mode(db: Database, mode: str) -> None:
+    sink = db.keyed(mode, firm=True)
+    with started(sink) as participant:
+        promise = prepare(participant, sink, attempt(), rows((1, "a")), rows((1, "b"), (2, "c")))
+        assert db.run("SELECT id, text FROM orders") == []
+    with started(sink, context(2)) as participant:
+        assert commit(participant, promise) == {Outcome.COMMITTED}
+        assert commit(participant, promise) == {Outcome.ALREADY_COMMITTED}
+    of_the_first = {"ledger": ["a", "b"], "dedup": ["a"]}.get(mode, ["b"])
+    expected = [*((1, text) for text in of_the_first), (2, "c")]
+    assert db.run("SELECT id, text FROM orders ORDER BY 1, 2") == expected
+    assert db.staged() == []
 
 
 # Constraints --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
+import semel.sinks.mysql_bulk
 import semel.sinks.mysql_load
+import semel.sinks.mysql_wire
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Outcome
@@ -23,12 +25,14 @@ from tests.sinks.participants import rows, started
 from tests.sinks.pooler import HangUp, Pooler, pooler_before
 from tests.sinks.postgres_rig import eventually
 
-#: Sink and mode -> what a task says last, as it is on the wire.
+#: Sink, mode and way -> what a task says last, as it is on the wire.
 LAST_WORDS = {
     "postgres-ledger": b"COMMIT\0",
     "postgres-prepared": b"PREPARE TRANSACTION",
     "mysql-ledger": b"\x03COMMIT",
     "mysql-xa": b"\x03XA PREPARE",
+    "mysql-ledger-load": b"\x03COMMIT",
+    "mysql-xa-load": b"\x03XA PREPARE",
 }
 #: A task sends 2 MB.
 BATCHES, BATCH_ROWS = 20, 1_000
@@ -51,9 +55,13 @@ class World:
 
 @pytest.fixture(params=list(LAST_WORDS))
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    kind, _, mode = request.param.partition("-")
+    kind, mode, *way = request.param.split("-")
+    if way:
+        # To MariaDB rows go in bulk, to MySQL by LOAD DATA.
+        monkeypatch.setattr(semel.sinks.mysql_wire, "WANTED", 0)
     # So that the middle of a task is also the middle of a LOAD DATA.
     monkeypatch.setattr(semel.sinks.mysql_load, "LOAD_BYTES_MAX", 200_000)
+    monkeypatch.setattr(semel.sinks.mysql_bulk, "BULK_BYTES_MAX", 200_000)
     server = request.getfixturevalue("postgres_server" if kind == "postgres" else "mariadb_server")
     database: Any = (postgres_rig if kind == "postgres" else mysql_rig).Database(server.url)
     make: Callable[..., SqlSink] = database.keyed if kind == "postgres" else database.sink

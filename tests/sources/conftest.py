@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from semel.dev.kafka import KafkaCluster
@@ -31,6 +31,13 @@ class Topic:
         client = AdminClient(self.options)
         client.create_topics([NewTopic(self.name, partitions)])[self.name].result(30)
 
+    def set_up(self, **config: str) -> None:
+        """Settings of the topic."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self.name, config)
+        # A client that nobody holds ends before its answer comes.
+        client = AdminClient(self.options)
+        client.alter_configs([resource])[resource].result(30)
+
     def put(self, values: Iterable[object], partition: int = 0) -> None:
         self._produce(Producer(self.options), values, partition)
 
@@ -50,6 +57,12 @@ class Topic:
         for value in values:
             producer.produce(self.name, str(value).encode(), partition=partition)
         assert producer.flush(30) == 0
+
+    def delete_before(self, offset: int, partition: int = 0) -> None:
+        """As retention does: the records before an offset are gone."""
+        wanted = TopicPartition(self.name, partition, offset)
+        client = AdminClient(self.options)
+        client.delete_records([wanted])[wanted].result(30)
 
     def groups(self) -> set[str]:
         """Every group that the broker knows."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import demo, dev, model, run
+from semel.cli import audit, demo, dev, model, run, verify
 
 app = typer.Typer(
     help="Exactly-once from source to sink for PySpark Structured Streaming.",
@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("demo")(demo.demo)
+app.command("audit")(audit.audit)
+app.command("verify")(verify.verify_command)
 app.add_typer(dev.app, name="dev")
 app.add_typer(model.app, name="model")
 

@@ -16,13 +16,14 @@ from semel.model.checker import Violation, check, way_to_step
 from semel.model.mutants import MUTANTS, Mutant, hunt
 from semel.model.properties import ALWAYS
 from semel.model.scopes import SCOPES
-from semel.model.trace import VERBS, mermaid, numbered
+from semel.model.trace import VERBS, numbered
 from semel.model.world import FAULTS, KINDS, Bounds
 
 app = typer.Typer(help="Check the commit protocol in every order of events of a small world.", no_args_is_help=True)
 
 SEE_HELP = "See semel model check --help."
 
+Mermaid = Annotated[bool, typer.Option("--mermaid", help="The way as a sequence diagram in Mermaid.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 Scope = Annotated[str, typer.Option(help=f"Which bounds: {', '.join(SCOPES)}. Not used when bounds are given.")]
 Sinks = Annotated[str | None, typer.Option(help=f"Kinds of sinks, with commas between them: {','.join(KINDS)}.")]
@@ -38,6 +39,7 @@ def check_command(
     sinks: Sinks = None,
     bound: Bound = None,
     states_max: Annotated[int, typer.Option(min=0, help="Give up after so many states; 0 means never.")] = 0,
+    as_mermaid: Mermaid = False,
     json: Json = False,
 ) -> None:
     """Explore every order of events and report the first violation with the shortest way to it.
@@ -49,14 +51,14 @@ def check_command(
     if json:
         typer.echo(json_module.dumps(result.as_json()))
     else:
-        print_report(result)
+        print_report(result, as_mermaid)
     raise typer.Exit(0 if result.holds else 1)
 
 
 @app.command("trace")
 def trace(
     of: Annotated[str, typer.Argument(metavar="MUTANT|STEP", help="A seeded bug, or a step of the model.")],
-    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="As a sequence diagram in Mermaid.")] = False,
+    as_mermaid: Mermaid = False,
     json: Json = False,
 ) -> None:
     """Print the shortest way to the violation of a seeded bug, or to a step of the unchanged protocol, in plain words.
@@ -71,7 +73,7 @@ def trace(
     elif found is None:
         typer.echo(f"There is no way to {of}.")
     elif as_mermaid:
-        typer.echo(mermaid(found.trace, bounds.sinks, f"{found.name}: {found.text}" if found.name != "reached" else ""))
+        typer.echo(report.picture(found, bounds))
     else:
         print_way(found)
     raise typer.Exit(0 if found else 1)
@@ -143,20 +145,23 @@ def way_to(of: str, say: Callable[[str], None]) -> tuple[Violation | None, Bound
     for bounds in SCOPES["small"]:
         way = way_to_step(Model(bounds), of, lambda n, d, w: say(report.progress_line(n, d, w)))
         if way:
-            return Violation("reached", of, way), bounds
+            return Violation(report.REACHED, of, way), bounds
     return None, SCOPES["small"][0]
 
 
-def print_report(result: report.Report) -> None:
+def print_report(result: report.Report, as_mermaid: bool = False) -> None:
     for name, verdict in result.always().items():
         typer.echo(f"{verdict:9} {name}: {ALWAYS[name]}")
     typer.echo(f"reached   {len(result.reached())} states, outcomes, resolutions, fates and branches of recovery")
     for name in result.missing():
         typer.echo(f"NEVER     {name}")
     typer.echo(f"verdict {result.verdict}: {result.states:,} states in {result.seconds:.1f} s")
-    for _, part in result.parts:
+    for bounds, part in result.parts:
         for violation in part.violations:
-            print_way(violation)
+            if as_mermaid:
+                typer.echo(report.picture(violation, bounds))
+            else:
+                print_way(violation)
 
 
 def print_way(violation: Violation) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from semel.dev.jars import unavailable
 from semel.dev.kafka_program import KAFKA, Program, format_data, new_id, program
-from semel.dev.kafka_settings import Layout, Ports, Security, as_text, properties_of
+from semel.dev.kafka_settings import Layout, Ports, Security, Tls, as_text, properties_of
 from semel.dev.logs import telling_line
 from semel.dev.ports import free_ports, listens, refuse_taken
 from semel.dev.process import Process, spawn
 from semel.dev.records import Member, write_private
 from semel.errors import ConfigError, MissingExtra, SemelError
 
-__all__ = ["KAFKA", "KafkaCluster", "Layout", "Ports", "Security", "kafka", "lay_out"]
+__all__ = ["KAFKA", "KafkaCluster", "Layout", "Ports", "Security", "Tls", "kafka", "lay_out"]
 
 BROKERS_MAX = 5
 START_TIMEOUT_S_MAX = 60.0
@@ -127,11 +127,12 @@ class KafkaCluster:
         options = {"bootstrap.servers": self.bootstrap}
         if self.layout.security is None:
             return options
-        users = self.layout.security.users
+        security, users = self.layout.security, self.layout.security.users
         if user is None or user not in users:
             raise ConfigError(f"This Kafka has no user {user!r}.", remedy=f"Name one that exists: {', '.join(users)}.")
         login = {"sasl.username": user, "sasl.password": users[user]}
-        return {**options, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **login}
+        trusted = {"ssl.ca.location": str(security.tls.trusted)} if security.tls else {}
+        return {**options, **trusted, "security.protocol": self.layout.protocol, "sasl.mechanism": "PLAIN", **login}
 
     def kill(self, broker: int = 0) -> None:
         """SIGKILL. Returns when the broker is dead."""
@@ -190,9 +191,11 @@ class KafkaCluster:
         absent = [broker for broker in (self.brokers if brokers is None else brokers) if not self.is_alive(broker)]
         if not absent:
             return
+        # First the data, then the ports: whoever asks for too many brokers should not have to find them free ports.
+        kept = self._kept_cluster_id()
         self._refuse_taken_ports(absent)
         self._program = self._program or program(self._say)
-        cluster = self._cluster_id()
+        cluster = kept or self._new_cluster_id()
         self._say(f"starting Kafka {KAFKA.version} on {self.bootstrap}")
         for broker in absent:
             format_data(self._program, self.layout, broker, cluster)
@@ -213,13 +216,11 @@ class KafkaCluster:
             for port in (own.client, own.internal, own.controller):
                 refuse_taken(port, f"Kafka broker {broker}")
 
-    def _cluster_id(self) -> str:
-        """The identity that the data has, or a new one. Data of more or fewer brokers is not ours to open."""
-        file = self.layout.folder / "cluster.json"
-        if not file.is_file():
-            self.layout.folder.mkdir(parents=True, exist_ok=True)
-            write_private(file, json.dumps({"id": new_id(), "brokers": len(self.brokers)}))
-        kept = json.loads(file.read_text())
+    def _kept_cluster_id(self) -> str | None:
+        """The identity that the data has, if there is any. Data of more or fewer brokers is not ours to open."""
+        if not self._identity.is_file():
+            return None
+        kept = json.loads(self._identity.read_text())
         count = len(self.brokers)
         if kept["brokers"] != count:
             raise ConfigError(
@@ -228,6 +229,16 @@ class KafkaCluster:
                 remedy="Ask for as many brokers as there were, remove the data, or name another folder.",
             )
         return str(kept["id"])
+
+    def _new_cluster_id(self) -> str:
+        self.layout.folder.mkdir(parents=True, exist_ok=True)
+        cluster = new_id()
+        write_private(self._identity, json.dumps({"id": cluster, "brokers": len(self.brokers)}))
+        return cluster
+
+    @property
+    def _identity(self) -> Path:
+        return self.layout.folder / "cluster.json"
 
     def _known_to(self, broker: int) -> set[int]:
         """The brokers that one broker knows to be in service. Empty while it does not answer."""

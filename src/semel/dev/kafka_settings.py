@@ -12,12 +12,29 @@ from semel.errors import ConfigError
 CLIENT, INTERNAL, CONTROLLER = "CLIENT", "INTERNAL", "CONTROLLER"
 
 
+PLAIN = "PLAIN"
+
+
+@dataclass(frozen=True)
+class Tls:
+    """The key and certificate of the brokers, a PKCS12 store, and in PEM the certificates that clients trust."""
+
+    store: Path
+    password: str = field(repr=False)
+    trusted: Path
+
+
 @dataclass(frozen=True)
 class Security:
-    """Clients say who they are (SASL PLAIN), and may do what an ACL allows them; super users may do everything."""
+    """Clients say who they are (SASL), and may do what an ACL allows them; super users may do everything.
+
+    `users` log in by PLAIN. Passwords for other `mechanisms`, such as SCRAM-SHA-512, are given to a broker that runs.
+    """
 
     users: Mapping[str, str] = field(repr=False)
     super_users: tuple[str, ...] = ("admin",)
+    tls: Tls | None = None
+    mechanisms: tuple[str, ...] = (PLAIN,)
 
     def __post_init__(self) -> None:
         for name in self.users:
@@ -54,6 +71,13 @@ class Layout:
     # throughput was no lower, but a benchmark should have the compiler that production has.
     quick: bool = False
     heap_mb: int = 512
+
+    @property
+    def protocol(self) -> str:
+        """How clients talk to the brokers."""
+        if self.security is None:
+            return "PLAINTEXT"
+        return "SASL_SSL" if self.security.tls else "SASL_PLAINTEXT"
 
     @property
     def bootstrap(self) -> str:
@@ -110,8 +134,7 @@ _QUICK_ON_ONE_MACHINE = {
 def _identity(layout: Layout, broker: int) -> dict[str, str]:
     own = layout.ports[broker]
     listeners = {CLIENT: own.client, INTERNAL: own.internal, CONTROLLER: own.controller}
-    protocols = {CLIENT: "SASL_PLAINTEXT" if layout.security else "PLAINTEXT"}
-    protocols |= {INTERNAL: "PLAINTEXT", CONTROLLER: "PLAINTEXT"}
+    protocols = {CLIENT: layout.protocol, INTERNAL: "PLAINTEXT", CONTROLLER: "PLAINTEXT"}
     voters = (f"{number}@127.0.0.1:{ports.controller}" for number, ports in enumerate(layout.ports))
     return {
         "process.roles": "broker,controller",
@@ -141,15 +164,30 @@ def _replication(copies: int) -> dict[str, str]:
 def _security(security: Security) -> dict[str, str]:
     client = f"listener.name.{CLIENT.lower()}"
     users = " ".join(f'user_{name}="{_quoted(password)}"' for name, password in security.users.items())
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    modules = "org.apache.kafka.common.security"
     supers = ["ANONYMOUS", *security.super_users]
+    scram = {
+        f"{client}.{mechanism.lower()}.sasl.jaas.config": f"{modules}.scram.ScramLoginModule required;"
+        for mechanism in security.mechanisms
+        if mechanism != PLAIN
+    }
     return {
-        f"{client}.sasl.enabled.mechanisms": "PLAIN",
-        f"{client}.plain.sasl.jaas.config": f"{module} required {users};",
+        f"{client}.sasl.enabled.mechanisms": ",".join(security.mechanisms),
+        f"{client}.plain.sasl.jaas.config": f"{modules}.plain.PlainLoginModule required {users};",
+        **scram,
+        **(_tls(client, security.tls) if security.tls else {}),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         # Whoever comes in by a plain text listener is anonymous: that is how brokers reach each other.
         "super.users": ";".join(f"User:{name}" for name in supers),
         "allow.everyone.if.no.acl.found": "false",
+    }
+
+
+def _tls(client: str, tls: Tls) -> dict[str, str]:
+    return {
+        f"{client}.ssl.keystore.type": "PKCS12",
+        f"{client}.ssl.keystore.location": str(tls.store),
+        f"{client}.ssl.keystore.password": tls.password,
     }
 
 

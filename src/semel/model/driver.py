@@ -261,12 +261,23 @@ class DriverSteps:
             answer = None
         if answer is None:
             return [(("prepare_failed", *label[1:]), self.prepare_failed(world, d, mends))]
+        away = self.away_at_prepare(world, answer[0], d, label, mends)
         world, promised = answer
         now = d._replace(k=d.k + 1, proposal=(*d.proposal, *promised))
         if self.all_prepared(wanted, index):
             keys = frozenset(c[1] for c in now.proposal)
-            return [(label, self.report(world, d, Prepared(keys), now._replace(parts=())))]
-        return [(label, with_driver(world, d, now))]
+            return [(label, self.report(world, d, Prepared(keys), now._replace(parts=()))), *away]
+        return [(label, with_driver(world, d, now)), *away]
+
+    def away_at_prepare(self, before: World, after: World, d: Driver, label: Label, mends: bool) -> Moves:
+        """The request does not get there, or its answer does not come back: for the driver it is one failure."""
+        if (lossy := spend(before, "away")) is None:
+            return []
+        moves: Moves = [(("prepare_away", *label[1:]), self.prepare_failed(lossy, d, mends))]
+        if after != before:
+            lost = after._replace(left=lossy.left)
+            moves.append((("prepare_unanswered", *label[1:]), self.prepare_failed(lost, d, mends)))
+        return moves
 
     def all_prepared(self, wanted: tuple[int, ...], index: int) -> bool:
         return index + 1 == len(wanted)
@@ -423,7 +434,13 @@ class DriverSteps:
     # What the observer minds in a step; see properties ----------------------------------------------------------------
 
     def must_be_swept(self, world: World, d: Driver) -> World:
-        """After a start has swept a store, nothing that older drivers left is there, unless a decision names it."""
+        """After a start has swept a store, nothing that older drivers left is there, unless a decision names it.
+
+        A driver that somebody has superseded meanwhile may keep what it cannot judge: the journals may be pruned
+        under its hands. What it leaves, the next start sweeps.
+        """
+        if world.claims > d.incarnation:
+            return world
         named = {b for c in self.truth.effective(d.closed, d.batch) or () if c[0] == d.k for b in c[5]}
         for branch in {*d.listing[d.k]} & {*world.stores[d.k].branches} - named:
             if unpack(branch).incarnation < d.incarnation:

@@ -7,14 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semel.model.adversary import Model
-from semel.model.checker import Result, check
+from semel.model.checker import Result, Violation, check
 from semel.model.mutants import Hunt
 from semel.model.properties import ALWAYS
-from semel.model.trace import numbered
+from semel.model.trace import mermaid, numbered
 from semel.model.world import Bounds
 
 #: Told what is being done: a line for people.
 Say = Callable[[str], None]
+#: The name of a way that leads to a step of the unchanged protocol.
+REACHED = "reached"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,13 @@ class Report:
             "transitions": sum(result.transitions for _, result in self.parts),
             "depth": max(result.depth for _, result in self.parts),
             "violations": [
-                {"property": v.name, "text": v.text, "trace": numbered(v.trace), "bounds": asdict(bounds)}
+                {
+                    "property": v.name,
+                    "text": v.text,
+                    "trace": numbered(v.trace),
+                    "mermaid": picture(v, bounds),
+                    "bounds": asdict(bounds),
+                }
                 for bounds, result in self.parts
                 for v in result.violations
             ],
@@ -71,6 +79,12 @@ class Report:
                 for b, r in self.parts
             ],
         }
+
+
+def picture(violation: Violation, bounds: Bounds) -> str:
+    """The way to a violation as a sequence diagram in Mermaid; what was only to be reached violates nothing."""
+    end = f"{violation.name}: {violation.text}" if violation.name != REACHED else ""
+    return mermaid(violation.trace, bounds.sinks, end)
 
 
 def explore(scope: Sequence[Bounds], say: Say, states_max: int = 0) -> Report:

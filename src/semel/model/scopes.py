@@ -11,6 +11,7 @@ SMALL = (
     Bounds(("prepared",), batches=1, tasks=2, crashes=1, zombies=0, lost=0, expiries=2, restarts=0, retries=1),
     Bounds(("prepared",), batches=2, crashes=0, zombies=1, lost=0, expiries=1, restarts=0),
     Bounds(("idempotent",), batches=1, crashes=0, zombies=2, lost=0, expiries=0, restarts=0, weaker_before=True),
+    Bounds(("prepared", "ledger"), batches=2, crashes=1, zombies=0, lost=0, expiries=1, restarts=0, away=1),
 )
 
 #: The proof: minutes. Each line leaves out some fault, so that the others may come more often or together.
@@ -23,6 +24,7 @@ FULL = (
     Bounds(("prepared",), batches=1, tasks=2, crashes=1, zombies=1, lost=1, expiries=1, restarts=0),
     Bounds(("prepared", "idempotent"), batches=3, crashes=1, zombies=1, lost=0, expiries=0, restarts=0),
     Bounds(("idempotent",), batches=1, crashes=1, zombies=2, lost=0, expiries=0, restarts=0, weaker_before=True),
+    Bounds(KINDS, batches=2, crashes=1, zombies=0, lost=0, expiries=1, restarts=1, away=2),
 )
 
 SCOPES = {"small": SMALL, "full": FULL}

@@ -37,6 +37,8 @@ VERBS = {
     ),
     "prepare": Verb("driver {0}: sink s{2} prepares batch {1}", "s{2}"),
     "prepare_failed": Verb("driver {0}: sink s{2} cannot prepare batch {1}", "s{2}"),
+    "prepare_away": Verb("FAULT: driver {0}: the store of sink s{2} is away and does not prepare batch {1}", "s{2}"),
+    "prepare_unanswered": Verb("FAULT: driver {0}: sink s{2} prepares batch {1} and the answer is lost", "s{2}"),
     "decide": Verb("driver {0} decides batch {1} in slot {2}", "log"),
     "decide_refused": Verb("driver {0} finds slot {2} of batch {1} taken", "log"),
     "decide_unanswered": Verb("FAULT: driver {0} decides batch {1} in slot {2} and the answer is lost", "log"),

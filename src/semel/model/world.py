@@ -12,8 +12,8 @@ TASKS_MAX = 2
 FAULTS_MAX = 3
 
 #: What the adversary has left to spend, in the order of `World.left`.
-Fault = Literal["crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts"]
-FAULTS: tuple[Fault, ...] = ("crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts")
+Fault = Literal["crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts", "away"]
+FAULTS: tuple[Fault, ...] = ("crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts", "away")
 
 #: (sink, key, batch, attempt, incarnation, branches, mends)
 CommittableCode: TypeAlias = tuple[int, str, int, int, int, tuple[int, ...], int]
@@ -44,6 +44,8 @@ class Bounds:
     restarts: int = 1
     retries: int = 0
     doubts: int = 0
+    #: A store is away when a driver lets it prepare.
+    away: int = 0
     #: The checkpoint may come from a run at-most-once that began batch 0.
     weaker_before: bool = False
 

@@ -222,7 +222,7 @@ class Coordinator:
 
     def _stage(self, work: _Work, stage: Stage) -> Event:
         attempt = self.attempt(work.id, work.batch.attempt)
-        return self._propose(work, lambda: self._prepare(attempt, stage(attempt)))
+        return self._propose(work, lambda: self._prepare(attempt, self._staged(attempt, stage)))
 
     def _restage(self, work: _Work, stage: Stage) -> Event:
         """Run the plan again for every sink of which something is gone, and prepare what brings it back."""
@@ -266,6 +266,11 @@ class Coordinator:
             self.sleep(pause_s)
             pause_s = min(pause_s * 2, self.limits.stage_pause_s_max)
             self.roll_back(attempt)
+
+    def _staged(self, attempt: Attempt, stage: Stage) -> Mapping[str, Sequence[StagedPart]]:
+        for participant in self.participants.values():
+            participant.expect(attempt)
+        return stage(attempt)
 
     def _prepare(self, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]) -> tuple[Committable, ...]:
         failpoint("batch.staged")
@@ -359,9 +364,9 @@ class Coordinator:
                 f"The decision log {self._log.store.describe()} did not say whether it took the decision "
                 f"of batch {work.id}: {_cause(work.error)}."
             ) from work.error
-        done = ", ".join(sorted(work.batch.having(Outcome.COMMITTED) | work.batch.having(Outcome.ALREADY_COMMITTED)))
-        open_ = ", ".join(sorted(work.batch.having(Outcome.RETRY) | work.batch.gone))
-        now = f"batch {work.id} is decided; visible in: {done or 'no sink yet'}; still to commit: {open_}"
+        open_ = ", ".join(work.open_sinks)
+        done = ", ".join(work.visible_sinks) or "no sink yet"
+        now = f"batch {work.id} is decided; visible in: {done}; still to commit: {open_}"
         if work.state is State.STALLED:
             if work.unmendable:
                 raise _batch_failed(work)
@@ -370,7 +375,7 @@ class Coordinator:
                 data_now=now,
                 remedy=f"Bring the sink back and {start_again()}: it commits what is left and runs nothing twice.",
             ) from work.error
-        doubt = ", ".join(sorted(work.batch.having(Outcome.IN_DOUBT)))
+        doubt = ", ".join(work.sinks_of(work.batch.having(Outcome.IN_DOUBT)))
         raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=now)
 
     def roll_back(self, attempt: Attempt) -> None:
@@ -422,7 +427,7 @@ class Coordinator:
         attempt = self.attempt(batch, 0)
         work = _Work(batch, Batch(0), ())
         try:
-            prepared = self._patiently(attempt, lambda: self._prepare(attempt, stage(attempt)))
+            prepared = self._patiently(attempt, lambda: self._prepare(attempt, self._staged(attempt, stage)))
             failpoint("batch.prepared")
         except Exception as error:
             work.error = error
@@ -462,7 +467,23 @@ class _Work:
     @property
     def broken_sinks(self) -> list[str]:
         """The sinks of which something is gone."""
-        return sorted({self.committables[key].sink for key in self.batch.gone})
+        return self.sinks_of(self.batch.gone)
+
+    @property
+    def open_sinks(self) -> list[str]:
+        """The sinks that have yet to commit something."""
+        return self.sinks_of(self.batch.having(Outcome.RETRY) | self.batch.gone)
+
+    @property
+    def visible_sinks(self) -> list[str]:
+        """The sinks that show the batch, and those that show a part of it."""
+        done = self.batch.having(Outcome.COMMITTED) | self.batch.having(Outcome.ALREADY_COMMITTED)
+        undone = self.sinks_of(set(self.committables) - done)
+        return [f"part of {sink}" if sink in undone else sink for sink in self.sinks_of(done)]
+
+    def sinks_of(self, keys: Iterable[str]) -> list[str]:
+        """A sink may have a committable for each of its tasks. Users know sinks."""
+        return sorted({self.committables[key].sink for key in keys})
 
     def of(self, sink: str) -> list[Committable]:
         return [c for c in self.committables.values() if c.sink == sink]

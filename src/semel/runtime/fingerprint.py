@@ -8,11 +8,12 @@ and the task adds the hashes up.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
+
+from semel.checksum import crc32c
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +72,7 @@ class Checksum:
             self._sum(place, "values", memoryview(values.buffers()[1])[values.offset * size :][: len(values) * size])
 
     def _sum(self, place: str, what: str, content: Any) -> None:
-        self.sums[place, what] = zlib.crc32(content, self.sums.get((place, what), 0))
+        self.sums[place, what] = crc32c()(content, self.sums.get((place, what), 0))
 
     def __str__(self) -> str:
         said = repr((sorted(self.sums.items()), sorted(self.counts.items())))

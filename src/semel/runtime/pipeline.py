@@ -104,12 +104,11 @@ class StreamWriter:
         check_sources(self.df._jdf.queryExecution().analyzed(), self.guarantee)
         function = BatchFunction(self.sinks, self.guarantee, name=self.name, limits=self.limits, listener=listener)
         check_rows(self.df, function.sinks)
+        function.rows_checked = True
         spark = self.df.sparkSession
         checkpoint = Checkpoint(spark, self.checkpoint)
         checkpoint.require_writable()
-        known = checkpoint.query_id()
-        if known is not None:
-            function.begin(spark, self.checkpoint, known)
+        function.begin(spark, self.checkpoint, checkpoint.ensure_query_id())
         try:
             return Running(self._spark_writer(function).start(), function)
         except BaseException:

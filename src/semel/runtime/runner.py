@@ -47,6 +47,12 @@ class Happening:
 
 
 Hear = Callable[[Happening], None]
+#: What is made of each writer before it is launched; `semel verify` gives it another checkpoint.
+Adapt = Callable[[StreamWriter], StreamWriter]
+
+
+def as_it_is(writer: StreamWriter) -> StreamWriter:
+    return writer
 
 
 def exit_code(error: BaseException) -> int:
@@ -56,7 +62,7 @@ def exit_code(error: BaseException) -> int:
     return 2 if isinstance(error, ConfigError | CheckpointError) else 1
 
 
-def run(target: str, settings: SparkSettings, hear: Hear) -> None:
+def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_is) -> None:
     """Run the pipelines of `FILE[:NAME]` until they end, one fails, or a signal says stop. Raises what failed."""
     with StopSignals() as stop:
         pipelines = load_pipelines(target)
@@ -66,7 +72,7 @@ def run(target: str, settings: SparkSettings, hear: Hear) -> None:
         stop.install()
         with all_stopped(spark, stop, hear) as runs:
             for pipeline in pipelines:
-                runs.append(launch(pipeline, spark, path, hear))
+                runs.append(launch(pipeline, spark, path, hear, adapt))
             with jvm_watched():
                 watch(runs, stop, hear)
 
@@ -87,9 +93,9 @@ class Run:
         return bool(self.running.query.isActive)
 
 
-def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear) -> Run:
+def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear, adapt: Adapt = as_it_is) -> Run:
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be built", path):
-        writer = pipeline(spark)
+        writer = adapt(pipeline(spark))
         planned = planned_batch(spark, writer)
 
     def listener(report: Report) -> None:
@@ -148,11 +154,14 @@ def watch(runs: Sequence[Run], stop: StopSignals, hear: Hear) -> None:
 @contextmanager
 def jvm_watched() -> Iterator[None]:
     """A JVM that dies takes every query along; nobody can ask it why."""
-    from py4j.protocol import Py4JNetworkError
+    from py4j.protocol import Py4JError, Py4JJavaError
 
     try:
         yield
-    except (Py4JNetworkError, ConnectionError) as error:
+    except Py4JJavaError:
+        # It is there, and has something to say.
+        raise
+    except (Py4JError, ConnectionError) as error:
         raise SemelError(
             f"Spark's JVM is gone: {_first_line(str(error))}",
             data_now="what was committed stays visible; whether the batch at hand was decided is not known from here",

@@ -6,7 +6,8 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from semel.runtime.checks import Guarantee, check_options, check_sources
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
-from semel.sinks.base import Sink, StagedPart
+from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
 from semel.sources.plan import planned_sources
 
@@ -62,12 +63,31 @@ class Checkpoint:
                 remedy="Restore the checkpoint folder from a copy, or name a fresh checkpointLocation.",
             ) from None
 
+    def ensure_query_id(self) -> PipelineId:
+        """Spark's id of the query. A fresh checkpoint gets one where Spark looks for it, in Spark's own form.
+
+        So the id is known before the first start, and everything can be claimed and recovered before Spark begins.
+        """
+        known = self.query_id()
+        if known is None:
+            with self._writing():
+                self.store.create("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+            known = self.query_id()  # somebody else's, had they been quicker
+        if known is None:
+            raise CheckpointUnusable(f"The file metadata in {self.location} was written and is not there.")
+        return known
+
     def require_writable(self) -> None:
         """Raise now rather than in the middle of the first batch."""
         probe = f"probe-{uuid.uuid4().hex}"
-        try:
+        with self._writing():
             self.log.store.create(probe, b"")
             self.log.store.delete(probe)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, StoreUnanswered) as error:
             raise CheckpointUnusable(f"The checkpoint folder {self.location} cannot be written: {error}.") from None
 
@@ -98,18 +118,22 @@ class BatchFunction:
         self.limits = limits
         self.listener = listener
         self.draining = False
+        #: Whether the sinks were asked about the rows before the query was started.
+        self.rows_checked = False
         self._busy = threading.Lock()
         self._run_id = ""
+        self._checkpoint: Checkpoint | None = None
         self._coordinator: Coordinator | None = None
         self._progress: KafkaProgress | None = None
         self._limit = ArrowLimit()
 
     def begin(self, spark: SparkSession, location: str, query_id: PipelineId) -> None:
-        """Claim and recover. Done before the query starts where its id is known, else at its first batch."""
+        """Claim and recover: before the query starts, or with `semel.sink` at its first batch."""
         checkpoint = Checkpoint(spark, location)
         identity = Identity(query_id, self.name)
         self._limit = ArrowLimit()
         self.end()
+        self._checkpoint = checkpoint
         if self.guarantee == "exactly-once":
             self._coordinator = start_exactly_once(
                 checkpoint.log,
@@ -158,7 +182,7 @@ class BatchFunction:
     def _work(self, df: DataFrame, batch_id: int) -> Report:
         query = RunningQuery(df)
         coordinator = self._coordinator_for(query, df)
-        progress = self._progress_of(query, df)
+        progress = self._progress_of(query)
         progress.began(batch_id)
         report = self._run(coordinator, df, batch_id)
         if not report.staged and plan_must_run(query):
@@ -181,17 +205,19 @@ class BatchFunction:
         """The coordinator of this run; a restarted query is a new run and claims anew."""
         if self._coordinator is None or self._run_id not in ("", query.run_id):
             query.refuse_what_breaks_the_guarantee(self.guarantee)
-            check_rows(df, self.sinks)
+            if not self.rows_checked:
+                check_rows(df, self.sinks)
             self.begin(df.sparkSession, query.checkpoint, query.id)
         self._run_id = query.run_id
         if self._coordinator is None:
             raise RuntimeError("begin() left no coordinator")
         return self._coordinator
 
-    def _progress_of(self, query: RunningQuery, df: DataFrame) -> KafkaProgress:
+    def _progress_of(self, query: RunningQuery) -> KafkaProgress:
+        if self._checkpoint is None:
+            raise RuntimeError("begin() left no checkpoint")
         if self._progress is None:
-            checkpoint = Checkpoint(df.sparkSession, query.checkpoint)
-            self._progress = KafkaProgress(planned_sources(query.analyzed), checkpoint.offsets)
+            self._progress = KafkaProgress(planned_sources(query.analyzed), self._checkpoint.offsets)
         return self._progress
 
 
@@ -303,12 +329,21 @@ def stage_rows(
         cause = error_of_task(str(error))
         if cause is None:
             raise
-        raise cause from error
+        raise _with_number_of_tasks(cause, df) from error
     limit.saw(max((row[ROW_BYTES] for row in rows), default=0))
     for row in rows:
         for part in decode_parts(row[PARTS]):
             staged[part.branch.sink].append(part)
     return staged
+
+
+def _with_number_of_tasks(cause: SemelError, df: DataFrame) -> SemelError:
+    """An error that says that something must be as large as the number of tasks says how large that is."""
+    plan = df._jdf.queryExecution().analyzed()
+    if NUMBER_OF_TASKS in cause.remedy and plan.getClass().getSimpleName() == "LogicalRDD":
+        told = f"{NUMBER_OF_TASKS}, here {plan.rdd().getNumPartitions()},"
+        cause.remedy = cause.remedy.replace(NUMBER_OF_TASKS, told)
+    return cause
 
 
 def keeps_order(df: DataFrame) -> bool:

@@ -9,15 +9,17 @@ from semel.decisions.memory import MemoryStore
 from semel.simulation.line import LOG, Line
 
 Created = Callable[[str, bytes], None]
+Deleted = Callable[[str], None]
 
 
 class SimulatedRecords(RecordStore):
-    """What one driver sees of the records. `created` is told of each record at the moment when it comes to exist."""
+    """What one driver sees of the records. `created` and `deleted` are told of each at the moment when it happens."""
 
-    def __init__(self, records: MemoryStore, line: Line, created: Created) -> None:
+    def __init__(self, records: MemoryStore, line: Line, created: Created, deleted: Deleted) -> None:
         self.records = records
         self.line = line
         self.created = created
+        self.deleted = deleted
 
     def create(self, path: str, content: bytes) -> bool:
         verb = {"decisions": "decide", "incarnations": "claim"}.get(path.partition("/")[0], "create")
@@ -40,7 +42,11 @@ class SimulatedRecords(RecordStore):
         return self.line.ask(LOG, "list", lambda: self.records.list(folder), folder, changes=False)
 
     def delete(self, path: str) -> None:
-        self.line.ask(LOG, "delete", lambda: self.records.delete(path), path)
+        self.line.ask(LOG, "delete", lambda: self._delete(path), path)
+
+    def _delete(self, path: str) -> None:
+        self.records.delete(path)
+        self.deleted(path)
 
     def describe(self) -> str:
         return "the simulated log"

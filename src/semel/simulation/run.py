@@ -18,6 +18,7 @@ from semel.simulation.world import World
 
 #: So many failing seeds are enough to work with.
 FAILURES_MAX = 20
+PROGRESS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="print every event of every seed")
     options = parser.parse_args(arguments)
 
+    began = said = time.monotonic()
+
     def hear(run: Run) -> None:
+        nonlocal said
+        if time.monotonic() > said + PROGRESS_S:
+            said = time.monotonic()
+            done = run.seed - options.first_seed + 1
+            sys.stderr.write(f"{done:,} of {options.seeds:,} seeds, {done / (said - began):.0f} a second\n")
         if options.trace:
             _say("\n".join([f"seed {run.seed}", *run.trace]))
         if run.anomalies and not options.json:

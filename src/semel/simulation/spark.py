@@ -60,7 +60,7 @@ def run_query(world: World, line: Line) -> None:
     checkpoint = world.checkpoint
     first = line.ask(CHECKPOINT, "next batch", lambda: checkpoint.next_batch, changes=False)
     sinks = [SimulatedSink(store, line, name=store.name) for store in world.stores.values()]
-    log = DecisionLog(SimulatedRecords(world.records, line, world.recorded))
+    log = DecisionLog(SimulatedRecords(world.records, line, world.recorded, world.deleted))
     coordinator = start_exactly_once(
         log, sinks, Identity(PIPELINE, "simulated"), default_name="simulated", next_batch=first, limits=LIMITS
     )

@@ -54,6 +54,8 @@ class World:
         #: In some worlds journals and claims are forgotten as soon as they may be.
         self.forgets_soon = self.dice.random() < 0.5
         self.records = MemoryStore()
+        #: Batches whose journals were forgotten. What lies there now was recorded later; nobody acts on it.
+        self.pruned: set[int] = set()
         self.checkpoint = Checkpoint()
         self.scheduler = Scheduler(self.dice)
         self.now = 0.0
@@ -177,6 +179,12 @@ class World:
             self.counts["mends"] += record.mends
             # Who slept until the journal was forgotten finds its slot empty.
             self.counts["stale decisions"] += record.attempt.batch in self.checkpoint.done
+
+    def deleted(self, path: str) -> None:
+        """A record of the log is gone from this moment on."""
+        folder, _, name = path.partition("/")
+        if folder == "decisions":
+            self.pruned.add(int(name.partition(".")[0]))
 
     def tell(self, driver: Driver | None, *words: object) -> None:
         self.trace.append((self.calls, self.now, driver.number if driver else 0, words))

@@ -5,12 +5,14 @@
     StagedPart    what a writer hands to the driver; not yet a promise of the sink
     Participant   on the driver: prepares staged parts into committables, commits, aborts, recovers
     Remains       what a participant finds of ours in the store at start
+    Evidence      what a sink can prove of batches, for audits
 
 One contract suite (tests/contract) covers every sink.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +79,50 @@ class Remains:
     namesakes: tuple[PipelineId, ...] = ()
 
 
+#: An error of a task that says this is told by the driver with the number, which tasks do not know.
+NUMBER_OF_TASKS = "the number of tasks"
+
+
+#: In a Mark: the store does not keep this number.
+UNSAID = -1
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A marker: the store's own proof that it has committed rows of a batch.
+
+    `part` is the branch that it stands for, or empty where one marker stands for all rows of the batch in this sink.
+    `damage` says that rows which it proves cannot be there any more, where the store can tell.
+    """
+
+    batch: int
+    part: str
+    attempt: int
+    incarnation: int
+    rows: int
+    damage: str = ""
+
+
+#: As `known_from`: a missing marker proves nothing, whatever the batch.
+NOTHING_KNOWN = sys.maxsize
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a sink can prove of the batches of a pipeline.
+
+    `known_from` is the oldest batch of which a missing marker proves that nothing was committed; `why` says why no
+    older one, and `forgets` that this is how the sink works and nothing to worry about. `branches` are staged or
+    prepared and not committed.
+    """
+
+    marks: tuple[Mark, ...] = ()
+    known_from: int = NOTHING_KNOWN
+    why: str = ""
+    forgets: bool = False
+    branches: tuple[Branch, ...] = ()
+
+
 class Writer(ABC):
     """Lives in one task. Never shared, never pickled."""
 
@@ -99,6 +145,9 @@ class Participant(ABC):
     @abstractmethod
     def fence(self) -> None:
         """Tell the store which incarnation is the newest. Raises Fenced when it knows a newer one."""
+
+    def expect(self, attempt: Attempt) -> None:  # noqa: B027 - most have nothing to do so early
+        """Tasks are about to stage rows of this attempt. What begins here ends with `prepare` or `abort`."""
 
     @abstractmethod
     def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
@@ -174,6 +223,13 @@ class Sink(ABC):
     @abstractmethod
     def participant(self, context: Context) -> Participant:
         """A participant for one run."""
+
+    def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:  # noqa: ARG002 - a sink need not have any
+        """What can be proven of these batches, which are over, and of younger ones as they are now. Changes nothing.
+
+        It may be asked beside a running driver. Raises SinkUnavailable when the store does not answer.
+        """
+        return Evidence(why=f"{self.describe()} does not list its markers")
 
 
 def committable_for(

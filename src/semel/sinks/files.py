@@ -28,9 +28,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.durable import create_file, make_folders, sync_file, sync_folder
 from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable
 from semel.failpoints import failpoint
-from semel.ids import Attempt, Branch, PipelineId, parse_branch
+from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.base import (
+    NOTHING_KNOWN,
+    Context,
+    Evidence,
+    Mark,
+    Participant,
+    Remains,
+    Sink,
+    StagedPart,
+    Writer,
+    committable_for,
+)
 from semel.sinks.files_layout import (
     MANIFEST_VERSION,
     SUFFIX,
@@ -103,6 +114,28 @@ class Files(Sink):
 
     def participant(self, context: Context) -> Participant:
         return _FilesParticipant(self, context)
+
+    def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:
+        layout = Layout(Path(self.path))
+        participant = _FilesParticipant(self, Context(pipeline, "", Incarnation(0), marked=False))
+        branches = participant.recover().branches
+        manifests = {int(path.stem): path for path in layout.manifests(pipeline, self.name)}
+        with participant._reachable("read its manifests"):
+            marks = tuple(_mark(layout, path) for batch, path in manifests.items() if batch >= batches.start)
+        if not manifests:
+            known_from = 0 if names(layout.fences(pipeline)) else NOTHING_KNOWN
+            return Evidence(marks, known_from, f"{self.path} knows nothing of this pipeline", branches=branches)
+        # Whoever drops old rows on purpose begins with the oldest; a hole among the others is none of his.
+        why = "older manifests are not there: somebody has removed them"
+        return Evidence(marks, min(manifests), why, branches=branches)
+
+
+def _mark(layout: Layout, manifest: Path) -> Mark:
+    """What a manifest proves, and whether the files that it names are there."""
+    said = read_manifest(manifest)
+    wrong = [file["name"] for file in said["files"] if _size(layout.root / file["name"]) != file["bytes"]]
+    damage = f"its manifest names {', '.join(wrong[:3])}, missing or cut short" if wrong else ""
+    return Mark(int(manifest.stem), "", said["attempt"], said["incarnation"], said["rows"], damage)
 
 
 # Readers ----------------------------------------------------------------------------------------------------------

@@ -23,8 +23,25 @@ from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch, to_sink_name
 from semel.kafka_options import hide_secrets, java_to_librdkafka
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
-from semel.sinks.kafka_markers import Fate, Fence, MarkerLog, fence_record, marker_record, partition_of
+from semel.sinks.base import (
+    Capabilities,
+    Context,
+    Evidence,
+    Participant,
+    Remains,
+    Sink,
+    StagedPart,
+    Writer,
+    committable_for,
+)
+from semel.sinks.kafka_markers import (
+    Fate,
+    Fence,
+    MarkerLog,
+    fence_record,
+    marker_record,
+    partition_of,
+)
 from semel.sinks.kafka_producers import id_pattern
 from semel.sinks.kafka_requests import Transaction
 from semel.sinks.kafka_rows import check_columns
@@ -172,6 +189,11 @@ class Kafka(Sink):
     def participant(self, context: Context) -> Participant:
         return _KafkaParticipant(self, context)
 
+    def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:
+        from semel.sinks.kafka_evidence import evidence
+
+        return evidence(self, pipeline, batches)
+
 
 class _KafkaParticipant(Participant):
     def __init__(self, sink: Kafka, context: Context) -> None:
@@ -217,12 +239,15 @@ class _KafkaParticipant(Participant):
         c = self.context
         return Fence(c.pipeline, self.sink.name, c.incarnation, c.name, self.sink.describe(), self.prefix)
 
-    def _refuse_if_older(self, log: MarkerLog) -> None:
+    def _newest_incarnation(self, log: MarkerLog) -> int:
         known = log.fences.get((self.context.pipeline, self.sink.name))
-        if known is not None and known.incarnation > self.context.incarnation:
+        return self.context.incarnation if known is None else max(known.incarnation, self.context.incarnation)
+
+    def _refuse_if_older(self, log: MarkerLog) -> None:
+        newest = self._newest_incarnation(log)
+        if newest > self.context.incarnation:
             raise Fenced(
-                f"Incarnation {self.context.incarnation} is older than {known.incarnation}, "
-                f"which {self.sink.describe()} knows."
+                f"Incarnation {self.context.incarnation} is older than {newest}, which {self.sink.describe()} knows."
             )
 
     def _refuse_a_taken_prefix(self, log: MarkerLog) -> None:
@@ -428,17 +453,23 @@ class _KafkaParticipant(Participant):
         return sorted(named), [name for name, producer in listed if (name, producer) not in prepared]
 
     def abort(self, branches: Iterable[Branch]) -> None:
-        """Roll back these, and what `recover` last found open and never prepared: no decision can name that."""
+        """Roll back these, and what `recover` last found open and never prepared: no decision can name that.
+
+        A newer incarnation fences before its first task writes. So its fence is in the log by now, where one of its
+        tasks was found, and all that has no name is left to it.
+        """
         wanted = list(branches)
         log = self._caught_up()
         for branch in wanted:
             marker = log.markers.get(str(branch))
             if marker is not None and marker.transaction is not None and marker.fate is Fate.OPEN:
                 self.wire.end(marker.transaction, commit=False)
-        for name in self._nameless:
+        nameless, self._nameless = self._nameless, []
+        if self._newest_incarnation(log) > self.context.incarnation:
+            return
+        for name in nameless:
             # Its task may still be writing: a new epoch ends the transaction and shuts the task out.
             self.wire.fence(name, self.sink.transaction_timeout_ms)
-        self._nameless = []
 
     def _sweep_if_due(self, named: set[str], *, retried: bool) -> None:
         """End what tasks left behind that died or were copied. All tasks of this batch have ended by now."""

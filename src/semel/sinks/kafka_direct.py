@@ -30,8 +30,8 @@ from semel.sinks.kafka_records import (
     partitions_by_key,
     record_batch,
 )
-from semel.sinks.kafka_requests import Answer, Transaction, is_transient
-from semel.sinks.kafka_wire import Wire
+from semel.sinks.kafka_requests import NO_ANSWER, Answer, Transaction, is_transient
+from semel.sinks.kafka_wire import Wire, follows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,9 +63,9 @@ FOLLOWED = {
     "linger.ms": "5",
     "message.max.bytes": "1000000",
     "partitioner": "murmur2_random",
-    "queue.buffering.max.kbytes": "",
-    "queue.buffering.max.messages": "",
-    "request.timeout.ms": "30000",
+    "queue.buffering.max.kbytes": "2097151",
+    "queue.buffering.max.messages": "10000000",
+    "request.timeout.ms": "",
     "topic.metadata.propagation.max.ms": "30000",
     "transaction.timeout.ms": "60000",
     "transactional.id": "",
@@ -90,11 +90,18 @@ TEXTS = {
 TAKEN_BEFORE = "DUPLICATE_SEQUENCE_NUMBER"
 
 
+#: Of these only some values are followed.
+ONLY = {
+    "compression.type": tuple(CODECS),
+    "partitioner": ("murmur2_random",),
+    "queue.buffering.max.messages": (FOLLOWED["queue.buffering.max.messages"],),
+}
+
+
 def suits(conf: Mapping[str, str]) -> bool:
     """Whether all that these settings ask for is done here."""
-    plain = {"partitioner": ("murmur2_random",), "compression.type": tuple(CODECS)}
     return all(
-        CONNECTION.fullmatch(name) or (name in FOLLOWED and value in plain.get(name, (value,)))
+        follows(name) if CONNECTION.fullmatch(name) else name in FOLLOWED and value in ONLY.get(name, (value,))
         for name, value in conf.items()
     )
 
@@ -150,6 +157,8 @@ class DirectProducer:
         self._transaction_timeout_ms = int(settings["transaction.timeout.ms"])
         self._compression = settings["compression.type"]
         self._batch_bytes = max(1, int(settings["batch.size"]) - BATCH_BYTES)
+        self._batch_rows = int(settings["batch.num.messages"])
+        self._waiting_bytes_max = min(WAITING_BYTES_MAX, int(settings["queue.buffering.max.kbytes"]) * 1024)
         self._row_bytes_max = int(settings["message.max.bytes"])
         self._delivery_s = int(settings["delivery.timeout.ms"]) / 1000
         self._propagation_s = int(settings["topic.metadata.propagation.max.ms"]) / 1000
@@ -162,6 +171,7 @@ class DirectProducer:
         self._answers: SimpleQueue[tuple[int, list[Batch], Answer]] = SimpleQueue()
         self._waiting_bytes = 0
         self._failures: list[Failure] = []
+        self._last_trouble = ""
         self._turn = time.monotonic_ns()
 
     # Transactions -----------------------------------------------------------------------------------------------------
@@ -199,14 +209,14 @@ class DirectProducer:
             part = {name: array.slice(start, end - start) for name, array in columns.items()}
             self._take_in(topic, part, sizes[start:end])
             self._go_on()
-            if self._waiting_bytes > WAITING_BYTES_MAX:
+            if self._waiting_bytes > self._waiting_bytes_max:
                 self._make_room()
 
     def _make_room(self) -> None:
         """Wait until less is waiting. With many partitions none may have filled a batch: then what there is goes."""
         if not any(partition.batches for partition in self._partitions.values()):
             self._cut_all()
-        while self._waiting_bytes > WAITING_BYTES_MAX and any(p.batches for p in self._partitions.values()):
+        while self._waiting_bytes > self._waiting_bytes_max and any(p.batches for p in self._partitions.values()):
             self._take_answers(POLL_S)
             self._go_on()
 
@@ -295,7 +305,8 @@ class DirectProducer:
             partition, last = self._partition(topic, number), start + int(counts[number])
             while start < last:
                 batch = partition.filling = partition.filling or Batch(partition)
-                end = min(last, _fitting(ends, before + partition.batch_bytes - batch.bound))
+                fitting = _fitting(ends, before + partition.batch_bytes - batch.bound)
+                end = min(last, fitting, start + self._batch_rows - batch.rows)
                 if end == start and batch.rows:
                     self._close(batch)
                     continue
@@ -367,6 +378,7 @@ class DirectProducer:
                     chosen.append(partition.batches[0])
         for leader, batches in ready.items():
             if leader < 0:
+                self._last_trouble = f"partition {batches[0].partition.number} had no leader" if batches else ""
                 self._again(batches)
             elif batches:
                 self._busy[leader] += 1
@@ -415,6 +427,8 @@ class DirectProducer:
         elif WORDS.get(said) == TOO_LARGE and batch.rows > 1:
             self._split(batch)
         elif is_transient(said):
+            answered = f"the broker last answered {said}"
+            self._last_trouble = "the last request got no answer" if said == NO_ANSWER else answered
             self._again([batch])
         elif len(self._failures) < FAILURES_KEPT:
             key, value = decode(batch.pieces)[0] if batch.rows == 1 else (None, None)
@@ -468,7 +482,8 @@ class DirectProducer:
 
     def _not_acknowledged(self, seconds: float) -> DeliveryFailed:
         left = sum(b.rows for p in self._partitions.values() for b in p.batches)
-        return DeliveryFailed(f"{left} rows were not acknowledged within {seconds:.0f} s", ())
+        why = f": {self._last_trouble}" if self._last_trouble else ""
+        return DeliveryFailed(f"{left} rows were not acknowledged within {seconds:.0f} s{why}", ())
 
     def _refused(
         self, name: str, topic: str, number: int, columns: Mapping[str, pa.Array | None], index: int

@@ -182,9 +182,11 @@ class MarkerLog:
     def _remember(self, marker: Marker) -> None:
         """As compaction does on the broker, a task's markers of batches long gone are forgotten here."""
         branch, name = marker.branch, str(marker.branch)
-        self.markers[name] = marker
         of_task = self._by_task.setdefault((branch.attempt.pipeline, branch.sink, branch.task), deque())
-        of_task.append(name)
+        # The driver's own records may be there twice: what got no answer is written again.
+        if name not in self.markers:
+            of_task.append(name)
+        self.markers[name] = marker
         while self._is_past(self.markers[of_task[0]], branch.attempt.batch):
             del self.markers[of_task.popleft()]
 
@@ -199,6 +201,56 @@ class MarkerLog:
 
     def newest_committed(self, pipeline: PipelineId, sink: str) -> int | None:
         return max((m.branch.attempt.batch for m in self.of(pipeline, sink) if m.fate is Fate.COMMITTED), default=None)
+
+
+@dataclass
+class WholeMarkerLog(MarkerLog):
+    """All markers of one pipeline and sink that the topic still has, for audits.
+
+    Compaction leaves holes in the offsets. Behind the last hole everything is there that was ever written, so a marker
+    that is not there was not written.
+    """
+
+    who: tuple[PipelineId, str] = (PipelineId(""), "")
+    _next: int = 0
+    #: Behind the last hole: incarnation -> the batch of its first marker. -1 where the first incarnation's fence is
+    #: there as well, which comes before all markers.
+    _firsts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def known_from(self) -> int | None:
+        """The oldest batch whose markers would all be here, had there been any. None when nobody can say.
+
+        An older incarnation may have woken up late and marked a batch of long ago, so the newest one tells; the very
+        first tells all there is.
+        """
+        if self._firsts.get(1) == -1:
+            return 0
+        newest = self.fences[self.who].incarnation if self.who in self.fences else 0
+        first = self._firsts.get(newest, -1)
+        return first + 1 if first >= 0 else None
+
+    def apply(self, entries: Iterable[LogRecord | LogEnd]) -> None:
+        for entry in entries:
+            if entry.offset != self._next:
+                self._firsts.clear()
+            self._next = entry.offset + 1
+            super().apply([entry])
+
+    def _fenced(self, who: tuple[PipelineId, str], value: bytes | None) -> None:
+        super()._fenced(who, value)
+        if who == self.who and value is not None and _decoded(value)["incarnation"] == 1:
+            self._firsts.setdefault(1, -1)
+
+    def _marked(self, record: LogRecord, said: Mapping[str, Any]) -> None:
+        branch = parse_branch(said["branch"])
+        if branch is not None and (branch.attempt.pipeline, branch.sink) == self.who:
+            self._firsts.setdefault(branch.attempt.incarnation, branch.attempt.batch)
+            super()._marked(record, said)
+
+    @staticmethod
+    def _is_past(old: Marker, batch: int) -> bool:  # noqa: ARG004 - nothing is
+        return False
 
 
 def _decoded(value: bytes) -> dict[str, Any]:

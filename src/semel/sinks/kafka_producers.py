@@ -37,7 +37,7 @@ from semel.errors import MissingExtra
 from semel.kafka_options import connection_options
 from semel.sinks.kafka_delivery import NO_ANSWER, NOTHING_WRONG, PURGED, UNASSIGNED, DeliveryFailed, Failure, patiently
 from semel.sinks.kafka_direct import DirectProducer, suits
-from semel.sinks.kafka_wire import Wire
+from semel.sinks.kafka_wire import Wire, request_timeout_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,9 +77,10 @@ class RowProducer:
         self._failures: list[Failure] = []
         self._troubles: list[Any] = []
         own = {"on_delivery": self._delivered, "error_cb": self._troubles.append, "delivery.report.only.error": True}
+        waiting_kbytes = min(WAITING_KBYTES_MAX, int(conf.get("queue.buffering.max.kbytes", WAITING_KBYTES_MAX)))
         try:
             self._real: Any = ConfluentProducer(
-                {"log_level": "2", **conf, "queue.buffering.max.kbytes": WAITING_KBYTES_MAX, **own}
+                {"log_level": "2", **conf, "queue.buffering.max.kbytes": waiting_kbytes, **own}
             )
         except KafkaException as error:
             raise _failed(error) from None
@@ -221,7 +222,7 @@ def make_producer(conf: Mapping[str, str], *, by_row: bool) -> Producer:
 def _wire(conf: Mapping[str, str]) -> Wire:
     """The connections of this process, which its producers share."""
     with _WIRES_LOCK:
-        key = tuple(sorted(connection_options(conf).items()))
+        key = (request_timeout_ms(conf), *sorted(connection_options(conf).items()))
         if key not in _WIRES:
             patience_s = min(INIT_TIMEOUT_S, int(conf["delivery.timeout.ms"]) / 1000)
             _WIRES[key] = Wire(conf["bootstrap.servers"], conf, patience_s)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 
 LOGIN_REMEDY = "Correct the kafka.sasl.* options of the sink."
+TRUST_REMEDY = "Name the certificate of whoever signed that of the brokers: kafka.ssl.ca.location."
 ACL_REMEDY = "Allow it with an ACL (docs/sinks/kafka.md lists what the sink needs), then start the pipeline again."
 OPTIONS_REMEDY = "Correct the options of the sink; their names are those of Kafka's producer or of librdkafka."
 UNREACHABLE_REMEDY = (
@@ -62,17 +63,29 @@ class Reach:
             except KafkaException as error:
                 self.admin.poll(0)
                 waited_in_vain = time.monotonic() - now > 0.9 * patience_s
-                if self._refusal() or not waited_in_vain or time.monotonic() > began + timeout_s - 0.1:
+                if (
+                    self._refusal()
+                    or self._distrust()
+                    or not waited_in_vain
+                    or time.monotonic() > began + timeout_s - 0.1
+                ):
                     raise self.explain(error, f"Kafka at {self.servers} cannot be reached") from None
 
     def _refusal(self) -> str:
         return next((tidy(e.str()) for e in self._errors if e.name() == "_AUTHENTICATION"), "")
+
+    def _distrust(self) -> str:
+        """A handshake may also fail because the broker is just being started; a certificate stays what it is."""
+        failed = (tidy(e.str()) for e in self._errors if e.name() == "_SSL")
+        return next((text for text in failed if "certificate verify failed" in text), "")
 
     def explain(self, error: Any, what: str) -> ConfigError | SinkUnavailable:
         """The error to raise for one of librdkafka's."""
         said = error.args[0]
         if refusal := self._refusal():
             return ConfigError(f"{what}: the login was refused: {refusal}.", remedy=LOGIN_REMEDY)
+        if distrust := self._distrust():
+            return ConfigError(f"{what}: its certificate is not trusted: {distrust}.", remedy=TRUST_REMEDY)
         if "AUTHORIZATION" in said.name():
             return ConfigError(f"{what}: {tidy(said.str())}.", remedy=ACL_REMEDY)
         causes = (e for e in (*self._errors, said) if e.name() != "_ALL_BROKERS_DOWN")

@@ -11,14 +11,19 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import MissingExtra
+from semel.checksum import crc32c
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-#: attribute bits -> what Arrow calls the codec. Kafka's LZ4 is the frame format; its snappy may come without frames.
-CODECS = {"none": (0, ""), "gzip": (1, "gzip"), "snappy": (2, "snappy"), "lz4": (3, "lz4"), "zstd": (4, "zstd")}
+#: Kafka's name of a codec -> its attribute bits. The names are Arrow's, too; snappy may come without frames.
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+#: Kafka's LZ4 is the frame format, with blocks that do not refer to each other (KafkaLZ4BlockInputStream). liblz4, and
+#: so Arrow, links the blocks of more than 64 KB, so that frames are made here, as a Java producer makes them: magic,
+#: flags for independent blocks, blocks of up to 64 KB, checksum of that; then each block with its size; then a zero.
+_LZ4_HEAD, _LZ4_END = bytes.fromhex("04224d18 60 40 82"), bytes(4)
+_LZ4_BLOCK_BYTES, _LZ4_STORED = 64 * 1024, 1 << 31
 TRANSACTIONAL = 0x10
 MAGIC = 2
 NO_LEADER_EPOCH = -1
@@ -51,18 +56,30 @@ def record_batch(
 
     The sequence number of its first row tells the broker which rows it has already.
     """
-    import pyarrow as pa
-
-    bits, codec = CODECS[compression]
     records: Pieces = (memoryview(pieces[0])[1:], *pieces[1:], b"\0")
-    body = [pa.compress(b"".join(records), codec=codec, asbytes=True)] if codec else records
-    rest = _REST.pack(
-        bits | (TRANSACTIONAL if transactional else 0), rows - 1, now_ms, now_ms, producer_id, epoch, sequence, rows
-    )
+    body = records if compression == "none" else _compressed(b"".join(records), compression)
+    bits = CODECS[compression] | (TRANSACTIONAL if transactional else 0)
+    rest = _REST.pack(bits, rows - 1, now_ms, now_ms, producer_id, epoch, sequence, rows)
     counted = (rest, *body)
-    checksum = functools.reduce(lambda sum_, piece: _crc32c()(piece, sum_), counted, 0)
+    checksum = functools.reduce(lambda sum_, piece: crc32c()(piece, sum_), counted, 0)
     head = _HEAD.pack(0, _COUNTED_OF_HEAD + sum(map(len, counted)), NO_LEADER_EPOCH, MAGIC, checksum)
     return head, *counted
+
+
+def _compressed(records: bytes, compression: str) -> Pieces:
+    import pyarrow as pa
+
+    if compression != "lz4":
+        return (pa.compress(records, codec=compression, asbytes=True),)
+    found = [_LZ4_HEAD]
+    for start in range(0, len(records), _LZ4_BLOCK_BYTES):
+        plain = records[start : start + _LZ4_BLOCK_BYTES]
+        small = pa.compress(plain, codec="lz4_raw", asbytes=True)
+        # A block that compression does not make smaller is stored as it is, and its size says so.
+        stored = len(small) >= len(plain)
+        size, block = (len(plain) | _LZ4_STORED, plain) if stored else (len(small), small)
+        found += [size.to_bytes(4, "little"), block]
+    return (*found, _LZ4_END)
 
 
 def encode(key: pa.Array | None, value: pa.Array, places: np.ndarray[Any, Any]) -> pa.Array:
@@ -266,12 +283,3 @@ def _murmur2(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     found = (found ^ (found >> np.uint32(13))) * m
     mixed_up: np.ndarray[Any, Any] = found ^ (found >> np.uint32(15))
     return mixed_up
-
-
-@functools.cache
-def _crc32c() -> Any:
-    try:
-        from crc32c import crc32c
-    except ImportError:
-        raise MissingExtra("The Kafka sink needs crc32c, which is not installed.", extra="kafka") from None
-    return crc32c

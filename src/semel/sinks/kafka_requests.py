@@ -133,11 +133,11 @@ def open_transactions_request() -> Any:
     return ListTransactionsRequest(state_filters=["Ongoing"], producer_id_filters=[])
 
 
-def produce_request(transactional_id: str | None, batches: Batches) -> Any:
+def produce_request(transactional_id: str | None, batches: Batches, timeout_ms: int = REQUEST_TIMEOUT_MS) -> Any:
     request = _produce_in_pieces()(
         transactional_id=transactional_id,
         acks=ALL_REPLICAS,
-        timeout_ms=REQUEST_TIMEOUT_MS,
+        timeout_ms=timeout_ms,
         max_version=PRODUCE_VERSION_MAX,
     )
     request.batches = batches
@@ -155,7 +155,8 @@ def _produce_in_pieces() -> Any:
 
         def encode(self, version: int | None = None, header: bool = False, framed: bool = False) -> Any:
             if header and framed and version is None and self.API_VERSION >= PRODUCE_VERSION_COMPACT:
-                parts = self.encode_header(flexible=True), *_produce_fields(self.transactional_id, self.batches)
+                fields = _produce_fields(self.transactional_id, self.timeout_ms, self.batches)
+                parts = self.encode_header(flexible=True), *fields
                 return b"".join((struct.pack(">i", sum(map(len, parts))), *parts))
             self.topic_data = _topic_data(self.batches)
             return super().encode(version=version, header=header, framed=framed)
@@ -179,13 +180,13 @@ def _topic_data(batches: Batches) -> list[Any]:
     ]
 
 
-def _produce_fields(transactional_id: str | None, batches: Batches) -> Iterator[bytes | memoryview]:
+def _produce_fields(transactional_id: str | None, timeout_ms: int, batches: Batches) -> Iterator[bytes | memoryview]:
     """A produce request as Kafka's protocol guide has it from version 9 on: sizes are varints, and one more than said.
 
     At the end of each structure stands a 0: no tagged fields (KIP-482).
     """
     yield _compact_text(transactional_id)
-    yield struct.pack(">hi", ALL_REPLICAS, REQUEST_TIMEOUT_MS)
+    yield struct.pack(">hi", ALL_REPLICAS, timeout_ms)
     yield _varint(len(batches) + 1)
     for name, partitions in batches.items():
         yield _compact_text(name)

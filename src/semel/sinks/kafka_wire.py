@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
-from semel.kafka_options import connection_options
+from semel.kafka_options import connection_options, java_to_librdkafka
 from semel.sinks.kafka_reach import ACL_REMEDY, LOGIN_REMEDY, Reach
 from semel.sinks.kafka_requests import (
     REQUEST_TIMEOUT_MS,
@@ -45,10 +45,35 @@ if TYPE_CHECKING:
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_S_MAX = 0.5
 
-#: Settings of librdkafka that change nothing about who we are and whom we trust.
-HARMLESS = frozenset(
-    {"ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list", "ssl.endpoint.identification.algorithm"}
-)
+#: librdkafka's setting -> kafka-python's, where both take the same text.
+WORDS = {
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.crl.location": "ssl_crlfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+    "client.dns.lookup": "client_dns_lookup",
+    "client.id": "client_id",
+}
+#: The same for numbers.
+NUMBERS = {
+    "connections.max.idle.ms": "connections_max_idle_ms",
+    "metadata.max.age.ms": "metadata_max_age_ms",
+    "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
+    "reconnect.backoff.ms": "reconnect_backoff_ms",
+    "socket.receive.buffer.bytes": "receive_buffer_bytes",
+    "socket.send.buffer.bytes": "send_buffer_bytes",
+}
+#: The largest idle time that kafka-python takes; librdkafka's 0 is for ever.
+FOR_EVER_MS = 2**31 - 1
+HOSTNAME_CHECK, VERIFICATION = "ssl.endpoint.identification.algorithm", "enable.ssl.certificate.verification"
+
+#: A producer does not care for its rack.
+CONNECTION_FOLLOWED = frozenset({"bootstrap.servers", "client.rack", VERIFICATION})
 
 #: What kafka-python can do without further libraries.
 LOGINS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -62,6 +87,7 @@ class Wire:
     def __init__(self, servers: str, options: Mapping[str, Any], timeout_s: float) -> None:
         self.servers = servers
         self.timeout_s = timeout_s
+        self._request_timeout_ms = request_timeout_ms(options)
         self._client = _connect(servers, options, timeout_s)
         self._manager: Any = self._client._manager
         self._known_leaders: dict[tuple[str, int], int] = {}
@@ -145,7 +171,8 @@ class Wire:
         self, node: int, transactional_id: str | None, batches: Batches, then: Callable[[Answer], None]
     ) -> None:
         """Send record batches, by topic and partition, to the broker that leads them. Does not wait for the answer."""
-        self._manager.call_soon(self._produce, node, produce_request(transactional_id, batches), then)
+        request = produce_request(transactional_id, batches, self._request_timeout_ms)
+        self._manager.call_soon(self._produce, node, request, then)
 
     async def _produce(self, node: int, request: Any, then: Callable[[Answer], None]) -> None:
         from kafka.errors import KafkaError
@@ -270,27 +297,36 @@ class Wire:
         return answer
 
 
+def follows(name: str) -> bool:
+    """Whether a setting of the connection means here what it means to librdkafka, or is refused by name."""
+    return name in WORDS or name in NUMBERS or name in CONNECTION_FOLLOWED or name.startswith(("sasl.", "ssl."))
+
+
+def request_timeout_ms(options: Mapping[str, Any]) -> int:
+    """How long one request may take before it is sent again."""
+    return int(java_to_librdkafka(options).get("request.timeout.ms", REQUEST_TIMEOUT_MS))
+
+
 def to_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of librdkafka that say how to reach the brokers, in kafka-python's words."""
-    words = {
-        "security.protocol": "security_protocol",
-        "sasl.mechanism": "sasl_mechanism",
-        "sasl.username": "sasl_plain_username",
-        "sasl.password": "sasl_plain_password",
-        "ssl.ca.location": "ssl_cafile",
-        "ssl.certificate.location": "ssl_certfile",
-        "ssl.key.location": "ssl_keyfile",
-        "ssl.key.password": "ssl_password",
-    }
-    found: dict[str, Any] = {words[name]: value for name, value in options.items() if name in words}
+    """Settings of librdkafka that say how to reach the brokers, in kafka-python's words.
+
+    Of those that say who we are and whom we trust none is left out: what kafka-python cannot do is refused.
+    """
+    found: dict[str, Any] = {WORDS[name]: value for name, value in options.items() if name in WORDS}
+    found |= {NUMBERS[name]: int(value) for name, value in options.items() if name in NUMBERS}
+    if found.get("connections_max_idle_ms") == 0:
+        found["connections_max_idle_ms"] = FOR_EVER_MS
     if "security_protocol" in found:
         found["security_protocol"] = found["security_protocol"].upper()
-    if options.get("ssl.endpoint.identification.algorithm") == "none":
+    if options.get(HOSTNAME_CHECK) == "none":
         found["ssl_check_hostname"] = False
-    unknown = sorted(n for n in options if n.startswith(("sasl.", "ssl.")) and n not in words and n not in HARMLESS)
+    known = {*WORDS, HOSTNAME_CHECK}
+    unknown = sorted(name for name in options if name.startswith(("sasl.", "ssl.")) and name not in known)
     mechanism = options.get("sasl.mechanism", "PLAIN")
     if mechanism not in LOGINS:
         unknown.insert(0, f"sasl.mechanism={mechanism}")
+    if options.get(VERIFICATION, "true").lower() not in ("true", "t", "1"):
+        unknown.append(f"{VERIFICATION}={options[VERIFICATION]}")
     if unknown:
         raise ConfigError(
             f"The Kafka sink's control path cannot do what {', '.join(unknown)} says.",
@@ -309,21 +345,26 @@ def _connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> Kafk
             raise ConfigError(f"{other} hides the library kafka-python.", remedy="Give it another name.") from None
         raise MissingExtra("The Kafka sink needs kafka-python, which is not installed.", extra="kafka") from None
     settings = to_kafka_python(connection_options(options))
-    # kafka-python tells nobody why it cannot connect; and at level DEBUG it tells its log all, the password included.
+    # kafka-python tells nobody why it cannot connect.
     Reach(servers, options).metadata("", timeout_s)
-    logging.getLogger("kafka").setLevel(max(logging.INFO, logging.getLogger("kafka").level))
+    keep_passwords_out_of_logs()
+    usual = {"client_id": "semel", "reconnect_backoff_max_ms": 1000}
     try:
         return KafkaAdminClient(
             bootstrap_servers=[server.strip() for server in servers.split(",")],
-            client_id=connection_options(options).get("client.id", "semel"),
-            request_timeout_ms=min(REQUEST_TIMEOUT_MS, int(timeout_s * 1000)),
+            request_timeout_ms=min(request_timeout_ms(options), int(timeout_s * 1000)),
             bootstrap_timeout_ms=int(timeout_s * 1000),
-            reconnect_backoff_max_ms=1000,
-            **settings,
+            **{**usual, **settings},
         )
     except KafkaError as error:
         _raise_unless_transient("the connection", servers, error)
         raise SinkUnavailable(f"Kafka at {servers} cannot be reached: {error}.") from None
+
+
+def keep_passwords_out_of_logs() -> None:
+    """At level DEBUG kafka-python tells its log all, the password included. Otherwise the user's levels stay."""
+    logger = logging.getLogger("kafka")
+    logger.setLevel(max(logging.INFO, logger.getEffectiveLevel()))
 
 
 def _raise_unless_transient(what: str, servers: str, error: Any) -> None:

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import Fenced
 from semel.ids import Attempt, Branch, PipelineId
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.base import (
+    NOTHING_KNOWN,
+    UNSAID,
+    Context,
+    Evidence,
+    Mark,
+    Participant,
+    Remains,
+    Sink,
+    StagedPart,
+    Writer,
+    committable_for,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +72,17 @@ class Memory(Sink):
 
     def participant(self, context: Context) -> Participant:
         return _MemoryParticipant(self.name, memory_table(self.table), context)
+
+    def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:
+        table = memory_table(self.table)
+        with table.lock:
+            mine = sorted(batch for p, sink, batch in table.markers if (p, sink) == (pipeline, self.name))
+            branches = tuple(b for b in table.staged if (b.attempt.pipeline, b.sink) == (pipeline, self.name))
+            ran_here = pipeline in table.fences
+        # Markers of this store know neither attempt nor rows.
+        marks = tuple(Mark(batch, "", UNSAID, UNSAID, UNSAID) for batch in mine if batch >= batches.start)
+        known_from = (mine[0] if mine else 0) if ran_here else NOTHING_KNOWN
+        return Evidence(marks, known_from, "memory ends with its process", branches=branches)
 
     def rows(self) -> list[Row]:
         """What is visible."""

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: rows by LOAD DATA, straight from Arrow.
+"""MySQL and MariaDB: rows in bulk, straight from Arrow.
 
 How a batch commits depends on the mode: see semel.sinks.sql, and docs/sinks/mysql.md for users.
 """
@@ -17,24 +17,22 @@ from semel.errors import ConfigError, SchemaMismatch, SemelError, SinkUnavailabl
 from semel.ids import Branch
 from semel.sinks.base import Context, Writer
 from semel.sinks.mysql_load import pymysql_
-from semel.sinks.mysql_moves import latest_view, move
+from semel.sinks.mysql_moves import MySqlMover, latest_view
 from semel.sinks.mysql_store import (
-    ORDER_COLUMN,
     RM_ERROR,
     MySqlStore,
     Place,
     columns_of,
-    database_of,
     engine_of,
     is_mariadb,
     number_of,
     one_line,
     prepared_branches,
     runner,
-    settings_of,
 )
 from semel.sinks.mysql_types import UNINDEXED, Column, is_nested, mismatches, sql_type
-from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run, SqlSink
+from semel.sinks.mysql_url import database_of, settings_of
+from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run, SqlSink
 from semel.sinks.sql_store import Store
 
 if TYPE_CHECKING:
@@ -54,6 +52,8 @@ PERMISSION_REMEDY = "GRANT this user what docs/sinks/mysql.md lists for the mode
 CLIENT_ERRORS = range(2000, 3000)
 MYSQL_OLDEST, MARIADB_OLDEST = (8, 0), (10, 5)
 NAME_LETTERS_MAX = 64
+#: https://dev.mysql.com/doc/refman/8.0/en/innodb-limits.html
+INNODB_COLUMNS_MAX = 1017
 
 UNIQUE_KEYS = """
 SELECT index_name, group_concat(hex(column_name) ORDER BY seq_in_index),
@@ -75,6 +75,7 @@ class MySql(SqlSink):
     `retention_s` is left out) or "versions" (every batch adds a version of a key; the view <table>_latest shows the
     newest; `versions_kept` limits them, 0 keeps all). `schema` is another database of the server. `create` makes the
     table when it is missing. `timeout_s` is how long to wait for the server, and for locks that others hold.
+    `piece_rows` is how many rows a task stages before the driver begins to move them.
     """
 
     kind: ClassVar[str] = "mysql"
@@ -115,17 +116,14 @@ class MySql(SqlSink):
 
         return MySqlWriter(self, branch, durable=durable)
 
-    def move(self, run: Run, stages: Sequence[str]) -> int:
-        return move(self, run, stages)
+    def mover(self, run: Run) -> Mover:
+        return MySqlMover(self, run)
 
     # Before the first row ---------------------------------------------------------------------------------------------
 
     def check(self, schema: pa.Schema) -> None:
+        self._check_number_of_columns(schema)
         self.check_columns(schema)
-        if ORDER_COLUMN in (name.lower() for name in schema.names):
-            raise SchemaMismatch(
-                f"{self.describe()}: a column cannot be named {ORDER_COLUMN}, which semel needs itself."
-            )
         with self.translated("cannot be checked", refused=ConfigError):
             connection = self.place.connect()
             with connection:
@@ -142,6 +140,15 @@ class MySql(SqlSink):
             )
         else:
             self._check_types(schema)
+
+    def _check_number_of_columns(self, schema: pa.Schema) -> None:
+        """Staged rows have a number, and versions too: that takes a column."""
+        columns_max = INNODB_COLUMNS_MAX if self.is_native else INNODB_COLUMNS_MAX - 1
+        if not 0 < len(schema.names) <= columns_max:
+            raise SchemaMismatch(
+                f"{self.describe()}: the rows have {len(schema.names):,} columns, and must have 1 to {columns_max:,}.",
+                remedy="Choose columns with select=[...], or put some of them into one with to_json().",
+            )
 
     def _check_server(self, connection: Any, run: Run) -> None:
         mariadb, version = is_mariadb(connection), _version(str(connection.get_server_info()))
@@ -229,6 +236,12 @@ class MySql(SqlSink):
         return problems
 
     def _check_types(self, schema: pa.Schema) -> None:
+        wrong = [repr(n) for n in schema.names if not n.strip(" ") or n.endswith(" ") or len(n) > NAME_LETTERS_MAX]
+        if wrong:
+            what = (
+                f"a column's name has 1 to {NAME_LETTERS_MAX} letters and no space at its end, not {', '.join(wrong)}"
+            )
+            raise SchemaMismatch(f"{self.describe()}: {what}.", remedy="Give it another name in select=[...].")
         unsupported = [f for f in schema if sql_type(f.type) is None]
         if unsupported:
             raise SchemaMismatch(

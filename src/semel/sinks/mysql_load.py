@@ -1,5 +1,7 @@
 """Rows into a table: by LOAD DATA where the server lets clients send data, else by INSERT with many rows.
 
+What MariaDB takes with less effort is in mysql_bulk.
+
 The text of LOAD DATA is made from whole Arrow columns without a Python call per row. A LOAD DATA LOCAL turns errors
 into warnings, rows that break a key or a constraint it leaves out ("LOCAL" at
 https://dev.mysql.com/doc/refman/8.4/en/load-data.html), so rows and warnings are counted after each.
@@ -7,14 +9,17 @@ https://dev.mysql.com/doc/refman/8.4/en/load-data.html), so rows and warnings ar
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, MissingExtra
-from semel.sinks.mysql_types import Encode, Unfit
+from semel.sinks import mysql_wire
+from semel.sinks.mysql_types import Column, Encode, Unfit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +31,7 @@ PACKET_BYTES_MAX = 1024 * 1024
 #: One Arrow array of text holds 2 GiB; what is larger is encoded in parts.
 BATCH_BYTES_MAX = 64 * 1024 * 1024
 WARNINGS_SHOWN = 3
+TURN_S_MAX = 5
 
 #: After these the connection is of no use: killed, shut down, idle for too long.
 CONNECTION_ENDED = frozenset({1053, 1079, 1080, 1152, 1184, 1927, 2006, 2013, 2055, 4031})
@@ -48,7 +54,7 @@ def pymysql_() -> Any:
 
 @cache
 def connection_type() -> Any:
-    """PyMySQL's connection, but one that never opens a file.
+    """PyMySQL's connection, but one that never opens a file, and agrees on what PyMySQL does not know.
 
     In LOAD DATA LOCAL it is the server that names the file to send, in answer to any statement: a hostile server could
     ask for any file of this machine. Ours sends the bytes that were offered for that statement, and nothing else.
@@ -73,7 +79,7 @@ def connection_type() -> Any:
             connection.write_packet(b"")
             self._read_ok_packet(connection._read_packet())
 
-    class Connection(client.connections.Connection):  # type: ignore[misc, name-defined]
+    class Connection(mysql_wire.Extended, client.connections.Connection):  # type: ignore[misc, name-defined]
         _offer: tuple[bytes, Sequence[Any]] = (b"", ())
 
         def offer(self, name: bytes, pieces: Sequence[Any]) -> None:
@@ -105,6 +111,16 @@ def quote(identifier: str) -> str:
     return "`" + identifier.replace("`", "``") + "`"
 
 
+def turn_of(target: str) -> str:
+    """By which the tasks that load one table take turns, where all of them append to the same end of it.
+
+    A table without a key of its own is an index over a number that counts up. Two sessions that fill its last page at a
+    time spend as much on waiting for each other as on their rows (docs/performance.md); one after the other, the one
+    loads while the other encodes.
+    """
+    return f"semel-turn-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
+
+
 # The loader ---------------------------------------------------------------------------------------------------------
 
 
@@ -114,33 +130,70 @@ class Field:
 
     name: str
     encode: Encode
-    nullable: bool
+    column: Column
 
 
-class Loader:
-    """Loads batches into one table. What `add` keeps back is sent by `flush`."""
+class Loader(ABC):
+    """Loads batches into one table. What `add` keeps back is sent by `flush`, which comes last."""
 
-    def __init__(
-        self, connection: Any, table: str, fields: Sequence[Field], *, local: bool, packet_bytes_max: int
-    ) -> None:
+    #: A user lock of the server. Who has one sends its rows when nobody else with the same does (`turn_of`).
+    turn = ""
+
+    def __init__(self, connection: Any, table: str, fields: Sequence[Field], packet_bytes_max: int) -> None:
         self.connection = connection
         self.table = table
         self.fields = fields
-        self.local = local
         self.packet_bytes_max = packet_bytes_max
+
+    @abstractmethod
+    def add(self, batch: pa.RecordBatch) -> None: ...
+
+    @abstractmethod
+    def flush(self) -> None: ...
+
+    def _run(self, statement: str, rows: int) -> None:
+        self._send_in_turn(lambda: self.connection.cursor().execute(statement), rows)
+
+    def _send_in_turn(self, send: Callable[[], Any], rows: int) -> None:
+        """A turn is for speed only: whoever waits for one too long goes ahead, and takes none any more.
+
+        A turn ends with its connection at the latest.
+        """
+        if self.turn:
+            cursor = self.connection.cursor()
+            cursor.execute("SELECT GET_LOCK(%s, %s)", (self.turn, TURN_S_MAX))
+            if cursor.fetchone() != (1,):
+                self.turn = ""
+        send()
+        self._expect(rows)
+        if self.turn:
+            self.connection.cursor().execute("SELECT RELEASE_LOCK(%s)", (self.turn,))
+
+    def _expect(self, rows: int) -> None:
+        """A row that was left out or changed fails the batch, whatever the server thinks of it."""
+        result = self.connection._result
+        taken, warnings = result.affected_rows, result.warning_count
+        if taken == rows and not warnings:
+            return
+        cursor = self.connection.cursor()
+        cursor.execute(f"SHOW WARNINGS LIMIT {WARNINGS_SHOWN}")
+        said = "; ".join(dict.fromkeys(str(row[2]).rstrip(".") for row in cursor.fetchall()))
+        what = f"{rows - taken} of {rows} rows were left out" if taken != rows else "rows were changed"
+        raise Unfit(f"{what}: {said or 'the server does not say why'}")
+
+
+class LoadData(Loader):
+    def __init__(self, connection: Any, table: str, fields: Sequence[Field], packet_bytes_max: int) -> None:
+        super().__init__(connection, table, fields, packet_bytes_max)
         self._waiting: list[pa.Buffer] = []
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        for part in _parts(batch):
-            columns = [_encoded(field, array) for field, array in zip(self.fields, part.columns, strict=True)]
-            if self.local:
-                self._waiting.append(_lines(columns, self.fields))
-                self._rows += part.num_rows
-                if sum(len(lines) for lines in self._waiting) >= LOAD_BYTES_MAX:
-                    self.flush()
-            else:
-                self._insert(columns)
+        for part in parts(batch):
+            self._waiting.append(_lines(_columns(part, self.fields), self.fields))
+            self._rows += part.num_rows
+            if sum(len(lines) for lines in self._waiting) >= LOAD_BYTES_MAX:
+                self.flush()
 
     def flush(self) -> None:
         if not self._waiting:
@@ -165,8 +218,18 @@ class Loader:
             f"({', '.join(places)})" + (f" SET {', '.join(values)}" if values else "")
         )
 
+
+class Inserts(Loader):
+    """Rows as parameters, as many in a statement as fit a packet."""
+
+    def flush(self) -> None:
+        """Nothing waits: a statement is sent when it is full, or its batch ends."""
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for part in parts(batch):
+            self._insert(_columns(part, self.fields))
+
     def _insert(self, columns: Sequence[pa.Array]) -> None:
-        """Rows as parameters, as many in a statement as fit a packet."""
         names = ", ".join(quote(field.name) for field in self.fields)
         start = f"INSERT INTO {self.table} ({names}) VALUES "  # noqa: S608 - quoted names, no values
         row = "(" + ", ".join(field.encode.expression.format("%s") for field in self.fields) + ")"
@@ -190,36 +253,28 @@ class Loader:
         if chosen:
             self._run(start + ",".join(chosen), len(chosen))
 
-    def _run(self, statement: str, rows: int) -> None:
-        """A row that was left out or changed fails the batch, whatever the server thinks of it."""
-        cursor = self.connection.cursor()
-        cursor.execute(statement)
-        result = self.connection._result
-        taken, warnings = cursor.rowcount, result.warning_count if result is not None else 0
-        if taken == rows and not warnings:
-            return
-        cursor.execute(f"SHOW WARNINGS LIMIT {WARNINGS_SHOWN}")
-        said = "; ".join(dict.fromkeys(str(row[2]).rstrip(".") for row in cursor.fetchall()))
-        what = f"{rows - taken} of {rows} rows were left out" if taken != rows else "rows were changed"
-        raise Unfit(f"{what}: {said or 'the server does not say why'}")
 
-
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     if batch.nbytes > BATCH_BYTES_MAX and batch.num_rows > 1:
         half = batch.num_rows // 2
-        yield from _parts(batch.slice(0, half))
-        yield from _parts(batch.slice(half))
+        yield from parts(batch.slice(0, half))
+        yield from parts(batch.slice(half))
     else:
         yield batch
 
 
-def _encoded(field: Field, array: pa.Array) -> pa.Array:
+def _columns(batch: pa.RecordBatch, fields: Sequence[Field]) -> list[pa.Array]:
+    return [encoded(field, array, field.encode.text) for field, array in zip(fields, batch.columns, strict=True)]
+
+
+def encoded(field: Field, array: pa.Array, encode: Callable[[pa.Array], Any]) -> Any:
+    """A column in another form; what it cannot hold is named."""
     import pyarrow as pa
 
-    if array.null_count and not field.nullable:
+    if array.null_count and not field.column.nullable:
         raise Unfit(f"column {field.name}: it takes no nulls")
     try:
-        return field.encode.text(array)
+        return encode(array)
     except (pa.ArrowInvalid, Unfit) as error:
         raise Unfit(f"column {field.name}: {error}") from None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from semel.sinks.mysql_load import pymysql_, quote
 from semel.sinks.mysql_store import ORDER_COLUMN, columns_of, engine_of
 from semel.sinks.mysql_types import MARIADB_EXACT, MYSQL_EXACT, sql_type
-from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run, move_all
+from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run
 from semel.sinks.sql_store import StagedGone
 
 if TYPE_CHECKING:
@@ -29,18 +29,20 @@ DUPLICATE_KEY = 1062
 RETENTION_S_MAX = 1e10
 
 
-def move(sink: MySql, run: Run, stages: Sequence[str]) -> int:
-    """Move the rows of these tables in their order. Returns how many were staged."""
-    columns = {stage: _columns(sink, run, stage) for stage in stages}
-    version = _next_version(sink, run) if sink.mode == VERSIONS else 0
-    if sink.mode == DEDUP:
-        _forget_old_ids(sink, run)
-    return move_all(
-        sink.mode,
-        stages,
-        lambda stage: _move_new(sink, run, stage, columns[stage], version),
-        lambda stage: _move_one(sink, run, stage, columns[stage], version),
-    )
+class MySqlMover(Mover):
+    sink: MySql
+
+    def next_version(self) -> int:
+        return _next_version(self.sink, self.run)
+
+    def forget_old_ids(self) -> None:
+        _forget_old_ids(self.sink, self.run)
+
+    def move_new(self, table: str) -> int | None:
+        return _move_new(self.sink, self.run, table, _columns(self.sink, self.run, table), self.version)
+
+    def move_one(self, table: str) -> int:
+        return _move_one(self.sink, self.run, table, _columns(self.sink, self.run, table), self.version)
 
 
 def _move_new(sink: MySql, run: Run, stage: str, names: Sequence[str], version: int) -> int | None:
@@ -128,7 +130,7 @@ def _count(sink: MySql, run: Run, stage: str) -> int:
 
 
 def _upsert(sink: MySql, run: Run, stage: str, names: Sequence[str], version: int) -> int:
-    """Of the rows of one key the newest wins: by `order_by`, else by their order in the batch, task after task.
+    """Of the rows of one key the newest wins: by `order_by`, else by their order in the task that brought them.
 
     A row without a value in `order_by` is older than any that has one. Nulls come last in descending order.
     """

@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from semel.errors import ConfigError, SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.sinks.base import Context
 from semel.sinks.mysql_load import connection_type, pymysql_, quote
 from semel.sinks.mysql_types import Column
+from semel.sinks.mysql_url import settings_of
 from semel.sinks.sql import Run
 from semel.sinks.sql_store import STAGE_PREFIX, Store, with_names
 from semel.sinks.sql_store import Place as SqlPlace
@@ -32,6 +32,8 @@ SESSIONS_MAX = 16
 OLDER_ASKED = 20
 DETACH_PAUSE_S = 0.005
 SECONDS_MAX = 2_000_000
+#: What Linux takes.
+KEEPALIVE_S_MAX = 32_767
 #: Moving a large batch takes its time; a server that has stopped takes longer.
 STATEMENT_S_MAX = 3600.0
 
@@ -39,6 +41,8 @@ STATEMENT_S_MAX = 3600.0
 LOGIN_REFUSED = frozenset(
     {1044, 1045, 1049, 1130, 1133, 1227, 1251, 1275, 1449, 1524, 1698, 1862, 2059, 2061, 3118, 4151}
 )
+#: The same of TLS, which the client takes for a server that cannot be reached.
+TLS_REFUSED = re.compile(r"CERTIFICATE_VERIFY_FAILED|SSL is required")
 UNKNOWN_XID, RM_ERROR, ROLLED_BACK = 1397, 1401, frozenset({1402, 1613, 1614})
 NO_SUCH_THREAD, NOT_OWNER_OF_THREAD = 1094, 1095
 #: A row that somebody else holds, in MariaDB and in MySQL.
@@ -106,6 +110,7 @@ class Place(SqlPlace):
     def connect(self) -> Any:
         """A connection in autocommit, whose open transaction nobody ends for being idle."""
         client, kind = pymysql_(), connection_type()
+        connection = None
         try:
             connection = kind(
                 **settings_of(self.url),
@@ -118,11 +123,16 @@ class Place(SqlPlace):
             )
             self._set_up(connection)
         except client.Error as error:
+            _close(connection)
             text = one_line(error)
-            if number_of(error) in LOGIN_REFUSED:
+            if number_of(error) in LOGIN_REFUSED or TLS_REFUSED.search(text):
                 raise ConfigError(f"MySQL refused the login: {text}.", remedy="Correct the url.") from None
-            raise SinkUnavailable(f"MySQL cannot be reached: {text}.") from None
+            what = "cannot be reached" if connection is None else "did not set up a session"
+            raise SinkUnavailable(f"MySQL {what}: {text}.") from None
         except (RuntimeError, OSError) as error:
+            if connection is not None:
+                _close(connection)
+                raise SinkUnavailable(f"MySQL cannot be reached: {error}.") from None
             # A way to log in that needs another library, a certificate that cannot be read.
             raise ConfigError(f"MySQL cannot be logged in to: {error}.", remedy="Correct the url.") from None
         return connection
@@ -133,60 +143,28 @@ class Place(SqlPlace):
             execute(connection, MARIADB_SESSION)
         execute(connection, ISOLATION)
         connection._read_timeout = STATEMENT_S_MAX
-        if connection._sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.seconds * 1000)
+        if connection._sock.family in (socket.AF_INET, socket.AF_INET6):
+            self._notice_when_it_vanishes(connection._sock)
+
+    def _notice_when_it_vanishes(self, connection: socket.socket) -> None:
+        """A machine that does not answer any more is noticed after about `seconds`, also in a long statement."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        wanted = {
+            "TCP_USER_TIMEOUT": self.seconds * 1000,
+            "TCP_KEEPIDLE": min(max(1, self.seconds // 2), KEEPALIVE_S_MAX),
+            "TCP_KEEPINTVL": min(max(1, self.seconds // 6), KEEPALIVE_S_MAX),
+            "TCP_KEEPCNT": 3,
+        }
+        for name, value in wanted.items():
+            # Not every system has all of them.
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-URL_REMEDY = (
-    "Write it as mysql://user:password@host:3306/database, with %40 for @, %2F for / and %3F for ? in a password."
-)
-TEXT_OPTIONS = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "unix_socket"})
-YES_OR_NO_OPTIONS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
-
-
-def settings_of(url: str) -> dict[str, Any]:
-    """What the client needs, read from the url. An error does not show it: it may hold a password."""
-    try:
-        parts = urlsplit(url)
-        refuse_torn_url(url, parts.netloc)
-        found = {"host": parts.hostname, "port": parts.port or 3306, "user": parts.username, "password": parts.password}
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError:
-        raise ConfigError("The url of a MySql sink cannot be read.", remedy=URL_REMEDY) from None
-    if parts.scheme not in ("mysql", "mariadb") or not parts.hostname or not parts.username:
-        raise ConfigError("The url of a MySql sink cannot be read.", remedy=URL_REMEDY)
-    unknown = sorted(set(options) - TEXT_OPTIONS - YES_OR_NO_OPTIONS)
-    if unknown:
-        known = ", ".join(sorted(TEXT_OPTIONS | YES_OR_NO_OPTIONS))
-        raise ConfigError(
-            f"The url of a MySql sink has unknown options: {', '.join(unknown)}.", remedy=f"Known: {known}."
-        )
-    settings: dict[str, Any] = {name: value for name, value in options.items() if name in TEXT_OPTIONS}
-    settings |= {n: v.lower() in ("1", "true", "yes", "on") for n, v in options.items() if n in YES_OR_NO_OPTIONS}
-    if "ssl_ca" in settings:
-        # Who names an authority wants to be sure who answers.
-        settings.setdefault("ssl_verify_cert", True)
-    return settings | {
-        "host": found["host"],
-        "port": found["port"],
-        "user": unquote(str(found["user"])),
-        # The client would encode a text as Latin-1.
-        "password": unquote(str(found["password"] or "")).encode(),
-        "database": unquote(parts.path.lstrip("/")) or None,
-    }
-
-
-def refuse_torn_url(url: str, authority: str) -> None:
-    """Refuse a url whose password has a bare @, / or ?: part of it would be taken for something else, and be shown."""
-    if url.count("@") != 1 or "@" not in authority:
-        raise ValueError("a password is torn")
-
-
-def database_of(url: str) -> str:
-    try:
-        return unquote(urlsplit(url).path.lstrip("/"))
-    except ValueError:
-        return ""
+def _close(connection: Any) -> None:
+    if connection is not None:
+        with suppress(Exception):  # it is being dropped
+            connection.close()
 
 
 def execute(connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
@@ -387,6 +365,7 @@ def session_lock(pipeline: PipelineId, incarnation: int, number: int) -> str:
 
 
 class MySqlStore(Store):
+    hides_new_tables = False
     place: Place
 
     def __init__(self, place: Place, context: Context) -> None:
@@ -397,10 +376,14 @@ class MySqlStore(Store):
     def connect(self) -> Any:
         connection = self.place.connect()
         us = self.context.pipeline, self.context.incarnation
-        for number in range(SESSIONS_MAX):
-            if execute(connection, "SELECT GET_LOCK(%s, 0)", (session_lock(*us, number),))[0][0] == 1:
-                return connection
-        connection.close()
+        try:
+            for number in range(SESSIONS_MAX):
+                if execute(connection, "SELECT GET_LOCK(%s, 0)", (session_lock(*us, number),))[0][0] == 1:
+                    return connection
+        except BaseException:
+            _close(connection)
+            raise
+        _close(connection)
         raise SinkUnavailable(f"This driver has {SESSIONS_MAX} connections to MySQL already, more than it should need.")
 
     def is_broken(self, connection: Any) -> bool:
@@ -411,6 +394,15 @@ class MySqlStore(Store):
 
     def begin(self, connection: Any, branch: Branch | None) -> None:
         self.run(connection, f"XA START {xid(branch)}" if branch else "BEGIN")
+
+    def roll_back(self, connection: Any, branch: Branch | None) -> None:
+        """By its name, which is free then. A connection that is closed lets go of it a little later."""
+        if branch is None:
+            super().roll_back(connection, branch)
+            return
+        with suppress(pymysql_().Error):  # it may have ended already
+            self.run(connection, f"XA END {xid(branch)}")
+        self.run(connection, f"XA ROLLBACK {xid(branch)}")
 
     def prepare_natively(self, connection: Any, branch: Branch) -> None:
         leave_prepared(self.place, connection, self.query, branch)

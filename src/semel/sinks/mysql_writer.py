@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
-from semel.sinks.mysql_load import Field, Loader, pymysql_, quote
+from semel.sinks.mysql_bulk import bulk_loader
+from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader, pymysql_, quote, turn_of
 from semel.sinks.mysql_moves import create_side_tables, create_target
 from semel.sinks.mysql_store import (
     ORDER_COLUMN,
     columns_of,
     end_prepared,
     engine_of,
+    execute,
     leave_prepared,
     prepared_branches,
     runner,
@@ -23,7 +27,7 @@ from semel.sinks.mysql_store import (
 from semel.sinks.mysql_types import Column, Unfit, encoder
 from semel.sinks.sql import Run
 from semel.sinks.sql_participant import write_mark
-from semel.sinks.sql_store import stage_table
+from semel.sinks.sql_store import piece_name, stage_table, stages_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,36 +43,46 @@ class MySqlWriter(Writer):
         self.branch = branch
         self.durable = durable
         self.rows = 0
+        #: The rows of each piece that was begun.
+        self._pieces: list[int] = []
         self._connection: Any = None
+        self._columns: list[Column] = []
+        self._fields: list[Field] = []
         self._loader: Loader | None = None
+        self._appends = False
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        self._refuse_nulls_in_the_key(batch)
-        with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
-            loader = self._loader or self._begin(batch.schema)
-            self._loader = loader
-            try:
-                loader.add(batch)
-            except Unfit as error:
-                raise self._unfit(error) from None
+        self.sink.refuse_nulls_in_the_key(batch, self.branch)
+        with self._refusing_rows():
+            for part in self.sink.cut(batch, self._pieces[-1] if self._pieces else 0):
+                self._write(part)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        loader = self._loader
+        if loader is None:
+            self._begin(batch.schema)
+            loader = self._begin_piece()
+        elif self._pieces[-1] >= self.sink.piece_rows and not self.sink.is_native:
+            # The driver may move what is committed.
+            loader.flush()
+            self._run("COMMIT")
+            loader = self._begin_piece()
+        self._loader = loader
+        loader.add(batch)
         self.rows += batch.num_rows
+        self._pieces[-1] += batch.num_rows
 
-    def _refuse_nulls_in_the_key(self, batch: pa.RecordBatch) -> None:
-        """A null is equal to nothing: such rows could be neither replaced nor found again."""
-        without = [name for name in self.sink.key if batch.column(name).null_count]
-        if without:
-            raise BatchFailed(
-                f"{self.sink.describe()}: rows of task {self.branch.task} have null in column {', '.join(without)}, "
-                "which is part of the key.",
-                remedy="Give every row a key, or leave such rows out with where='... IS NOT NULL'.",
-            )
+    @contextmanager
+    def _refusing_rows(self) -> Iterator[None]:
+        with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
+            try:
+                yield
+            except Unfit as error:
+                raise BatchFailed(f"{self.sink.describe()} cannot hold a value: {error}.") from None
 
-    def _unfit(self, error: Unfit) -> BatchFailed:
-        return BatchFailed(f"{self.sink.describe()} cannot hold a value: {error}.")
-
-    def _begin(self, schema: pa.Schema) -> Loader:
+    def _begin(self, schema: pa.Schema) -> None:
         self._connection = self.sink.place.connect()
         if self.sink.create:
             create_target(self.sink, self._run, schema)
@@ -77,13 +91,29 @@ class MySqlWriter(Writer):
         create_side_tables(self.sink, self._run)
         drop_branch(self._run, self.sink, self.branch)
         known = {column.name.lower(): column for column in columns}
-        into = self._begin_transaction([known[name.lower()] for name in schema.names])
-        fields = [
-            Field(f.name, encoder(f.type, known[f.name.lower()]), known[f.name.lower()].nullable)  # type: ignore[arg-type]
-            for f in schema
+        self._columns = [known[name.lower()] for name in schema.names]
+        self._fields = [
+            Field(f.name, encoder(f.type, column), column)  # type: ignore[arg-type]
+            for f, column in zip(schema, self._columns, strict=True)
         ]
+        self._appends = self.sink.is_native and not self._bring_a_key(schema)
+
+    def _bring_a_key(self, schema: pa.Schema) -> bool:
+        """Whether it is the rows that say where in the table they lie."""
+        from semel.sinks.mysql import unique_keys
+
+        brought = {name.lower() for name in schema.names}
+        return any(names and brought.issuperset(names) for names in unique_keys(self._run, self.sink).values())
+
+    def _begin_piece(self) -> Loader:
+        """What costs the server least: many rows in a prepared statement, then LOAD DATA, then INSERT."""
+        into = self._begin_transaction(piece_name(self.branch, len(self._pieces)))
+        self._pieces.append(0)
         ((local, packet_bytes_max),) = self._run("SELECT @@GLOBAL.local_infile, @@SESSION.max_allowed_packet")
-        return Loader(self._connection, into, fields, local=bool(local), packet_bytes_max=int(packet_bytes_max))
+        kind = LoadData if local else Inserts
+        loader = kind(self._connection, into, self._fields, int(packet_bytes_max))
+        loader.turn = turn_of(into) if self._appends else ""
+        return bulk_loader(loader)
 
     def _refuse(self, schema: pa.Schema, columns: list[Column]) -> None:
         engine = engine_of(self._run, self.sink.place, self.sink.table)
@@ -91,39 +121,36 @@ class MySqlWriter(Writer):
         if problems:
             raise BatchFailed(f"{self.sink.describe()} does not match the rows: {'; '.join(problems)}.")
 
-    def _begin_transaction(self, columns: list[Column]) -> str:
+    def _begin_transaction(self, piece: str) -> str:
         """Returns where the rows go. Below exactly-once they go into the target without waiting for anybody."""
         if not self.sink.is_native:
-            stage = self._create_stage(columns)
+            stage = self._create_stage(piece)
             self._run("BEGIN")
             return stage
         self._run(f"XA START {xid(self.branch)}" if self.durable else "BEGIN")
         return self.sink.target
 
-    def _create_stage(self, columns: list[Column]) -> str:
+    def _create_stage(self, piece: str) -> str:
         """The columns of the target without its keys. What breaks one of them does so when the driver moves the rows.
 
-        Its name is in the comment, which takes no parameters; the name of a branch has neither quotes nor backslashes.
+        Its name is in the comment, which takes no parameters; the name of a piece has neither quotes nor backslashes.
         """
-        stage = self.sink.place.named(stage_table(str(self.branch)))
+        stage = self.sink.place.named(stage_table(piece))
         self._run(
             "CREATE TABLE {stage} ({columns}, {order} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY) "
-            "ENGINE = InnoDB COMMENT = '{branch}'",
+            "ENGINE = InnoDB COMMENT = '{piece}'",
             stage=stage,
-            columns=", ".join(f"{quote(c.name)} {c.definition} NULL" for c in columns),
+            columns=", ".join(f"{quote(c.name)} {c.definition} NULL" for c in self._columns),
             order=quote(ORDER_COLUMN),
-            branch=str(self.branch),
+            piece=piece,
         )
         return stage
 
     def prepare(self) -> StagedPart:
         if self._loader is None:
             return StagedPart(self.branch, 0)
-        with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
-            try:
-                self._loader.flush()
-            except Unfit as error:
-                raise self._unfit(error) from None
+        with self._refusing_rows():
+            self._loader.flush()
             payload = self._end()
         return StagedPart(self.branch, self.rows, payload)
 
@@ -132,7 +159,7 @@ class MySqlWriter(Writer):
         if not self.sink.is_native or not self.durable:
             self._run("COMMIT")
             self._close()
-            return {} if self.sink.is_native else {"staged": True}
+            return {} if self.sink.is_native else {"pieces": self._pieces}
         write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows)
         with self.sink.place.connect() as other:
             leave_prepared(self.sink.place, self._connection, runner(other, self.sink.place), self.branch)
@@ -149,6 +176,8 @@ class MySqlWriter(Writer):
             with suppress(Exception):  # the driver sweeps
                 connection = self.sink.place.connect()
                 with connection:
+                    # The driver sweeps, too, when it has begun to move these rows and keeps the tables locked.
+                    execute(connection, "SET SESSION lock_wait_timeout = 1")
                     drop_branch(runner(connection, self.sink.place), self.sink, self.branch)
 
     def _close(self) -> None:
@@ -164,6 +193,8 @@ class MySqlWriter(Writer):
 def drop_branch(run: Run, sink: MySql, branch: Branch) -> None:
     """Drop what was staged or prepared under this name."""
     if not sink.is_native:
-        run("DROP TABLE IF EXISTS {stage}", stage=sink.place.named(stage_table(str(branch))))
+        stages = stages_of(sink.place, branch, partial(engine_of, run, sink.place))
+        if stages:
+            run("DROP TABLE IF EXISTS {stages}", stages=stages)
     elif branch in prepared_branches(run):
         end_prepared(sink.place, run, "ROLLBACK", branch)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel.errors import BatchFailed, SemelError, SinkUnavailable
 from semel.ids import Branch
-from semel.sinks.base import Context, Writer
-from semel.sinks.postgres_moves import move
+from semel.sinks.base import NUMBER_OF_TASKS, Context, Writer
+from semel.sinks.postgres_moves import PostgresMover
 from semel.sinks.postgres_store import Place, PostgresStore, one_line, psycopg_, refuse_torn_url
 from semel.sinks.postgres_types import Column, mismatches
-from semel.sinks.sql import VERSION_COLUMN, VERSIONS, Run, SqlSink
+from semel.sinks.sql import VERSION_COLUMN, VERSIONS, Mover, Run, SqlSink
 from semel.sinks.sql_store import Store
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Postgres(SqlSink):
     `retention_s` is left out) or "versions" (every batch adds a version of a key; the view <table>_latest shows the
     newest; `versions_kept` limits them, 0 keeps all). `create` makes the table when it is missing. `timeout_s` is how
     long to wait for the server, and for locks that others hold.
+    `piece_rows` is how many rows a task stages before the driver begins to move them.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -69,8 +70,8 @@ class Postgres(SqlSink):
 
         return PostgresWriter(self, branch, durable=durable)
 
-    def move(self, run: Run, stages: Sequence[str]) -> int:
-        return move(self, run, [self.place.named(stage) for stage in stages])
+    def mover(self, run: Run) -> Mover:
+        return PostgresMover(self, run)
 
     def check(self, schema: pa.Schema) -> None:
         from semel.sinks.postgres_checks import check
@@ -102,8 +103,9 @@ class Postgres(SqlSink):
     def too_few_prepared(self, hint: str, kind: type[SemelError] = BatchFailed) -> SemelError:
         return kind(
             f"{self.describe()}: the server allows too few prepared transactions. {hint}",
-            remedy="Set max_prepared_transactions and restart the server. Mode 'prepared' takes one for each task "
-            "(2 x spark.sql.shuffle.partitions is plenty), the others one for each sink beside other sinks, else none.",
+            remedy="Set max_prepared_transactions and restart the server. It must be at least "
+            f"{NUMBER_OF_TASKS} in mode 'prepared', and twice that if Spark may run tasks twice; the other modes take "
+            "one for each sink beside other sinks, else none.",
         )
 
 

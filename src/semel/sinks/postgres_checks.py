@@ -54,7 +54,7 @@ def check(sink: Postgres, schema: pa.Schema) -> None:
 
 def _check_server(sink: Postgres, run: Run) -> None:
     if (sink.is_native or sink.firm) and run("SHOW max_prepared_transactions") == [("0",)]:
-        raise sink.too_few_prepared("(currently 0)", kind=ConfigError)
+        raise sink.too_few_prepared("max_prepared_transactions is 0.", kind=ConfigError)
     if sink.schema and not run("SELECT to_regnamespace(%s) IS NOT NULL", (quote(sink.schema),))[0][0]:
         raise ConfigError(f"{sink.describe()}: there is no schema {sink.schema}.", remedy="Create it: semel does not.")
 
@@ -101,7 +101,7 @@ def _rehearse(sink: Postgres, run: Run, connection: psycopg.Connection[Any], sch
         if not run("SELECT has_any_column_privilege(to_regclass(%s), 'INSERT')", (sink.target,))[0][0]:
             raise ConfigError(f"{sink.describe()}: this user may not INSERT into it.", remedy="GRANT it.")
         return
-    stage = create_stage(sink, run, NOBODY, ", ".join(map(quote, schema.names)))
+    stage = create_stage(sink, run, str(NOBODY), ", ".join(map(quote, schema.names)))
     move_one(sink, partial(_explained, run), stage)
 
 

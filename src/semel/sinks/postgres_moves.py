@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.sinks.postgres_store import psycopg_, quote
 from semel.sinks.postgres_types import sql_type
-from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run, move_all
+from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run
 from semel.sinks.sql_store import StagedGone
 
 if TYPE_CHECKING:
@@ -20,23 +20,32 @@ Statement = tuple[str, dict[str, str]]
 RETENTION_S_MAX = 1e11
 
 
-def move(sink: Postgres, run: Run, stages: Sequence[str]) -> int:
-    """Move the rows of these tables, given by their quoted names, in their order. Returns how many were staged."""
-    for stage in stages:
-        if not exists(run, stage):
-            raise StagedGone(f"table {stage}")
-    version = _next_version(sink, run) if sink.mode == VERSIONS else 0
-    if sink.mode == DEDUP:
-        _forget_old_ids(sink, run)
-    staged = move_all(
-        sink.mode,
-        stages,
-        lambda stage: _move_new(sink, run, stage, version),
-        lambda stage: move_one(sink, run, stage, version),
-    )
-    # What a deferred constraint refuses must be refused now: after the decision it would be too late.
-    run("SET CONSTRAINTS ALL IMMEDIATE")
-    return staged
+class PostgresMover(Mover):
+    """The functions below take the quoted names of tables."""
+
+    sink: Postgres
+
+    def next_version(self) -> int:
+        return _next_version(self.sink, self.run)
+
+    def forget_old_ids(self) -> None:
+        _forget_old_ids(self.sink, self.run)
+
+    def move(self, table: str) -> int:
+        stage = self.sink.place.named(table)
+        if not exists(self.run, stage):
+            raise StagedGone(f"table {table}")
+        return super().move(stage)
+
+    def move_new(self, table: str) -> int | None:
+        return _move_new(self.sink, self.run, table, self.version)
+
+    def move_one(self, table: str) -> int:
+        return move_one(self.sink, self.run, table, self.version)
+
+    def finish(self) -> None:
+        # What a deferred constraint refuses must be refused now: after the decision it would be too late.
+        self.run("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 def move_one(sink: Postgres, run: Run, stage: str, version: int = 0) -> int:
@@ -115,7 +124,7 @@ def _count(run: Run, stage: str) -> int:
 
 
 def _upsert(sink: Postgres, run: Run, stage: str, names: Sequence[str], version: int) -> int:
-    """Of the rows of one key the newest wins: by `order_by`, else by their order in the batch, task after task.
+    """Of the rows of one key the newest wins: by `order_by`, else by their order in the task that brought them.
 
     One statement cannot touch a row twice, so of each key one row is chosen first.
     """
@@ -165,9 +174,9 @@ def _drop_old_versions(sink: Postgres, run: Run, stage: str) -> None:
         return
     run(
         "DELETE FROM {target} t USING (SELECT {key}, {version}, "
-        "row_number() OVER (PARTITION BY {key} ORDER BY {version} DESC) AS place "
+        "row_number() OVER (PARTITION BY {key} ORDER BY {version} DESC) AS semel_place "
         "FROM {target} WHERE ({key}) IN (SELECT {key} FROM {stage})) old "
-        "WHERE old.place > %s AND ({of_t}) = ({of_old})",
+        "WHERE old.semel_place > %s AND ({of_t}) = ({of_old})",
         (sink.versions_kept,),
         target=sink.target,
         stage=stage,

@@ -25,12 +25,20 @@ SESSION_END_PAUSE_S = 0.02
 LOGIN_REFUSED = re.compile(
     r"authentication failed|no pg_hba.conf entry|no password supplied|(role|database) \"[^\"]*\" does not exist"
     r"|is not permitted to log in|permission denied for database"
+    # Nor can one over TLS that does not say what the url asks for.
+    r"|certificate verify failed|does not match host name|root certificate file|does not support SSL"
 )
 #: Seven weeks and a bit: PostgreSQL counts milliseconds in 31 bits.
 MILLISECONDS_MAX = 2**31 - 1
 #: Rows that wait for the driver, or for Spark to compute the next ones, are neither idle nor slow.
 UNLIMITED = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout", "transaction_timeout"]
 
+SESSION = (
+    "SELECT set_config('lock_timeout', %s, false), set_config('client_encoding', 'UTF8', false), "
+    # What is committed must survive a crash, whatever is the habit of this user or database.
+    "CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', false) END, "
+    "(SELECT count(set_config(name, '0', false)) FROM pg_settings WHERE name = ANY (%s))"
+)
 LEDGER = """
 CREATE TABLE IF NOT EXISTS {ledger} (
     pipeline text NOT NULL, sink text NOT NULL, batch bigint NOT NULL, part text NOT NULL, attempt integer NOT NULL,
@@ -90,14 +98,6 @@ class Place(SqlPlace):
                 keepalives_interval=max(1, seconds // 6),
                 keepalives_count=3,
             )
-            connection.execute(
-                "SELECT set_config('lock_timeout', %s, false), set_config('client_encoding', 'UTF8', false), "
-                # What is committed must survive a crash, whatever is the habit of this user or database.
-                "CASE WHEN current_setting('synchronous_commit') = 'off' "
-                "THEN set_config('synchronous_commit', 'on', false) END, "
-                "(SELECT count(set_config(name, '0', false)) FROM pg_settings WHERE name = ANY (%s))",
-                (milliseconds, UNLIMITED),
-            )
         except client.OperationalError as error:
             text = one_line(error)
             if LOGIN_REFUSED.search(text):
@@ -106,6 +106,13 @@ class Place(SqlPlace):
         except client.ProgrammingError as error:
             # The text may hold the url.
             raise ConfigError("The url of a Postgres sink cannot be read.", remedy=URL_REMEDY) from error.__cause__
+        try:
+            connection.execute(SESSION, (milliseconds, UNLIMITED))
+        except client.Error as error:
+            connection.close()
+            if isinstance(error, client.OperationalError):
+                raise SinkUnavailable(f"PostgreSQL cannot be reached: {one_line(error)}.") from None
+            raise ConfigError(f"PostgreSQL does not take the settings of a session: {one_line(error)}.") from None
         return connection
 
 
@@ -142,6 +149,7 @@ def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
 
 
 class PostgresStore(Store):
+    hides_new_tables = True
     place: Place
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -223,9 +231,9 @@ def quote(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
-def literal(branch: Branch) -> str:
-    """The name of a branch has neither quotes nor backslashes."""
-    return f"'{branch}'"
+def literal(name: Branch | str) -> str:
+    """The names of branches and their pieces have neither quotes nor backslashes."""
+    return f"'{name}'"
 
 
 def psycopg_() -> Any:

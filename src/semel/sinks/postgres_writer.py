@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
 from semel.sinks.postgres_copy import HEADER, TRAILER, Encode, Unfit, encode_rows
-from semel.sinks.postgres_moves import is_set_up, set_up
+from semel.sinks.postgres_moves import exists, is_set_up, set_up
 from semel.sinks.postgres_store import (
     CREATE_LOCK,
     application_name,
@@ -21,13 +22,16 @@ from semel.sinks.postgres_store import (
 from semel.sinks.postgres_types import encoder
 from semel.sinks.sql import Run
 from semel.sinks.sql_participant import write_mark
-from semel.sinks.sql_store import stage_table
+from semel.sinks.sql_store import piece_name, stage_table, stages_of
 
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
 
     from semel.sinks.postgres import Postgres
+
+#: How long a task that failed waits for its tables.
+DROP_WAIT_MS_MAX = 500
 
 
 class PostgresWriter(Writer):
@@ -38,7 +42,10 @@ class PostgresWriter(Writer):
         self.branch = branch
         self.durable = durable
         self.rows = 0
+        #: The rows of each piece that was begun.
+        self._pieces: list[int] = []
         self._connection: psycopg.Connection[Any] | None = None
+        self._names = ""
         self._copying: Any = None
         self._copy: Any = None
         self._encoders: list[Encode] = []
@@ -46,23 +53,20 @@ class PostgresWriter(Writer):
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        self._refuse_nulls_in_the_key(batch)
+        self.sink.refuse_nulls_in_the_key(batch, self.branch)
         with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
-            if self._copy is None:
-                self._begin(batch.schema)
-            for rows in self._encoded(batch):
-                self._copy.write(memoryview(rows))
-        self.rows += batch.num_rows
+            for part in self.sink.cut(batch, self._pieces[-1] if self._pieces else 0):
+                self._write(part)
 
-    def _refuse_nulls_in_the_key(self, batch: pa.RecordBatch) -> None:
-        """A null is equal to nothing: such rows could be neither replaced nor found again."""
-        without = [name for name in self.sink.key if batch.column(name).null_count]
-        if without:
-            raise BatchFailed(
-                f"{self.sink.describe()}: rows of task {self.branch.task} have null in column {', '.join(without)}, "
-                "which is part of the key.",
-                remedy="Give every row a key, or leave such rows out with where='... IS NOT NULL'.",
-            )
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._connection is None:
+            self._begin(batch.schema)
+        elif self._pieces[-1] >= self.sink.piece_rows and not self.sink.is_native:
+            self._next_piece()
+        for rows in self._encoded(batch):
+            self._copy.write(memoryview(rows))
+        self.rows += batch.num_rows
+        self._pieces[-1] += batch.num_rows
 
     def _encoded(self, batch: pa.RecordBatch) -> list[pa.Buffer]:
         import pyarrow as pa
@@ -83,12 +87,33 @@ class PostgresWriter(Writer):
             raise BatchFailed(f"{self.sink.describe()} does not match the rows: {'; '.join(problems)}.")
         self._encoders = [encoder(f.type, columns[f.name]) for f in schema]  # type: ignore[misc]
         drop_branch(connection, self.sink, self.branch)
+        self._names = ", ".join(map(quote, schema.names))
+        self._begin_copy(connection)
+
+    def _begin_copy(self, connection: psycopg.Connection[Any]) -> None:
+        """A staging table is made in the transaction that fills it: then COPY keeps the order of rows, because it does
+        not look for room in earlier pages."""
         self._run("BEGIN")
-        names = ", ".join(map(quote, schema.names))
-        into = self.sink.target if self.sink.is_native else create_stage(self.sink, self._run, self.branch, names)
-        self._copying = connection.cursor().copy(f"COPY {into} ({names}) FROM STDIN (FORMAT binary)")
+        piece = piece_name(self.branch, len(self._pieces))
+        into = self.sink.target if self.sink.is_native else create_stage(self.sink, self._run, piece, self._names)
+        self._copying = connection.cursor().copy(f"COPY {into} ({self._names}) FROM STDIN (FORMAT binary)")
         self._copy = self._copying.__enter__()
         self._copy.write(HEADER)
+        self._pieces.append(0)
+
+    def _next_piece(self) -> None:
+        """The driver may move what is committed. It is on disk when the last piece is, whose commit waits for all."""
+        if self._connection is None:
+            raise RuntimeError("there is no connection")
+        self._end_copy()
+        self._run("SET LOCAL synchronous_commit = off")
+        self._run("COMMIT")
+        self._begin_copy(self._connection)
+
+    def _end_copy(self) -> None:
+        self._copy.write(TRAILER)
+        copying, self._copying = self._copying, None
+        copying.__exit__(None, None, None)
 
     def _set_up(self, schema: pa.Schema) -> None:
         """Create what is missing, unless another task has done so meanwhile."""
@@ -105,9 +130,7 @@ class PostgresWriter(Writer):
         if self._connection is None:
             return StagedPart(self.branch, 0)
         with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
-            self._copy.write(TRAILER)
-            copying, self._copying = self._copying, None
-            copying.__exit__(None, None, None)
+            self._end_copy()
             payload = self._end()
             self._connection.close()
         self._connection = None
@@ -117,7 +140,7 @@ class PostgresWriter(Writer):
         """Staged rows are committed to a table of their own. Below exactly-once rows need not wait for anybody."""
         if not self.sink.is_native:
             self._run("COMMIT")
-            return {"staged": True}
+            return {"pieces": self._pieces}
         if not self.durable:
             self._run("COMMIT")
             return {}
@@ -130,7 +153,7 @@ class PostgresWriter(Writer):
         connection, self._connection = self._connection, None
         copying, self._copying = self._copying, None
         # An answer that was lost may have been that the rows are safe.
-        may_be_safe = self._copy is not None and copying is None
+        may_be_safe = self._copy is not None and (copying is None or len(self._pieces) > 1)
         if connection is not None:
             with suppress(Exception):  # it is being dropped
                 connection.close()
@@ -140,6 +163,8 @@ class PostgresWriter(Writer):
                 copying.__exit__(None, None, None)
         if may_be_safe:
             with suppress(Exception), self.sink.place.connect("semel") as other:  # the driver sweeps
+                # It does so, too, when it has begun to move these rows and keeps the tables locked.
+                execute(other, "SET lock_timeout = {ms}", ms=str(DROP_WAIT_MS_MAX))
                 drop_branch(other, self.sink, self.branch)
         self._copy = None
 
@@ -149,23 +174,25 @@ class PostgresWriter(Writer):
         return execute(self._connection, sql, values, **self.sink.place.names, **names)
 
 
-def create_stage(sink: Postgres, run: Run, branch: Branch, names: str) -> str:
-    """A table for the rows of one branch, of the same types as the target."""
-    stage = sink.place.named(stage_table(str(branch)))
+def create_stage(sink: Postgres, run: Run, piece: str, names: str) -> str:
+    """A table for some rows of a branch, of the same types as the target."""
+    stage = sink.place.named(stage_table(piece))
     run(
         "CREATE TABLE {stage} AS SELECT {names} FROM {target} WITH NO DATA",
         stage=stage,
         names=names,
         target=sink.target,
     )
-    run("COMMENT ON TABLE {stage} IS {branch}", stage=stage, branch=literal(branch))
+    run("COMMENT ON TABLE {stage} IS {piece}", stage=stage, piece=literal(piece))
     return stage
 
 
 def drop_branch(connection: psycopg.Connection[Any], sink: Postgres, branch: Branch) -> None:
     """Drop what was staged or prepared under this name."""
     if not sink.is_native:
-        stage = sink.place.named(stage_table(str(branch)))
-        execute(connection, "DROP TABLE IF EXISTS {stage}", stage=stage)
+        run = partial(execute, connection)
+        stages = stages_of(sink.place, branch, lambda table: exists(run, sink.place.named(table)))
+        if stages:
+            run("DROP TABLE IF EXISTS {stages}", stages=stages)
     elif execute(connection, "SELECT 1 FROM pg_prepared_xacts WHERE gid = %s", (str(branch),)):
         execute(connection, "ROLLBACK PREPARED {gid}", gid=literal(branch))

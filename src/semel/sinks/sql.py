@@ -7,15 +7,16 @@ prepared, xa        each task loads the target in a transaction that it leaves p
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from semel.errors import ConfigError, SchemaMismatch, SemelError, SinkUnavailable
-from semel.sinks.base import Capabilities, Context, Participant, Sink
-from semel.sinks.sql_store import Place, Store, stage_table
+from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
+from semel.ids import Branch, Incarnation, PipelineId
+from semel.sinks.base import Capabilities, Context, Evidence, Participant, Sink
+from semel.sinks.sql_store import Place, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,26 +25,61 @@ AUTO, LEDGER, UPSERT, DEDUP, VERSIONS = "auto", "ledger", "upsert", "dedup", "ve
 KEYED = (UPSERT, DEDUP, VERSIONS)
 #: The column that numbers the versions of a key.
 VERSION_COLUMN = "semel_version"
+#: What names of columns that we need beside those of the rows begin with.
+RESERVED = "semel_"
 RETENTION_S = 7 * 24 * 3600.0
+#: A task stages so many rows in a table, then begins another: the driver moves the first ones meanwhile (sql_ahead).
+PIECE_ROWS = 50_000
 
 #: Runs a statement in a transaction of the driver: text, values, quoted names -> rows.
 Run = Callable[..., "list[tuple[Any, ...]]"]
 
 
-def move_all(
-    mode: str, stages: Iterable[str], move_new: Callable[[str], int | None], move_one: Callable[[str], int]
-) -> int:
-    """Move the rows of every staging table. Returns how many were staged.
+class Mover(ABC):
+    """Moves the staged rows of one batch into the target, table by table, in one transaction of the driver.
 
-    Until a key is there already, we take it that all are new: to insert without asking takes half the time. `move_new`
-    does so, and returns None when it had to undo it.
+    Until a key is there already, we take it that all are new: to insert without asking takes half the time.
     """
-    staged, all_new = 0, mode in KEYED
-    for stage in stages:
-        found = move_new(stage) if all_new else None
-        all_new = found is not None
-        staged += move_one(stage) if found is None else found
-    return staged
+
+    def __init__(self, sink: SqlSink, run: Run) -> None:
+        self.sink = sink
+        self.run = run
+        #: The number of this batch, in mode versions.
+        self.version = 0
+        self._all_new = sink.mode in KEYED
+        self._begun = False
+
+    def move(self, table: str) -> int:
+        """Move the rows of one staging table. Returns how many were staged; raises StagedGone when it is not there."""
+        if not self._begun:
+            self._begin()
+        found = self.move_new(table) if self._all_new else None
+        self._all_new = found is not None
+        return self.move_one(table) if found is None else found
+
+    def _begin(self) -> None:
+        self._begun = True
+        if self.sink.mode == VERSIONS:
+            self.version = self.next_version()
+        if self.sink.mode == DEDUP:
+            self.forget_old_ids()
+
+    @abstractmethod
+    def next_version(self) -> int: ...
+
+    @abstractmethod
+    def forget_old_ids(self) -> None: ...
+
+    @abstractmethod
+    def move_new(self, table: str) -> int | None:
+        """Move rows whose keys are all new and different; else move nothing and return None."""
+
+    @abstractmethod
+    def move_one(self, table: str) -> int:
+        """Move rows whatever their keys are."""
+
+    def finish(self) -> None:  # noqa: B027 - most databases say it at once
+        """What the rows can do wrong only when they are all there, they must do now."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +97,7 @@ class SqlSink(Sink):
     schema: str = ""
     timeout_s: float = 60.0
     firm: bool | None = None
+    piece_rows: int = PIECE_ROWS
 
     #: What this database calls a transaction that is prepared and committed by somebody else.
     native: ClassVar[str]
@@ -86,6 +123,8 @@ class SqlSink(Sink):
             raise ConfigError(f"{self.kind} cannot write to a table named {self.table!r}.")
         if self.retention_s <= 0 or self.timeout_s <= 0 or self.versions_kept < 0:
             raise ConfigError(f"{self.describe()}: retention_s and timeout_s are above zero, versions_kept not below.")
+        if self.piece_rows < 1:
+            raise ConfigError(f"{self.describe()}: piece_rows is at least 1, not {self.piece_rows}.")
 
     @property
     def is_native(self) -> bool:
@@ -99,7 +138,28 @@ class SqlSink(Sink):
     def among(self, sinks: Sequence[Sink]) -> Sink:
         """Beside other sinks the promise must outlive the driver: they may show the batch when it dies."""
         mode = LEDGER if self.mode == AUTO else self.mode
-        return replace(self, mode=mode, firm=len(sinks) > 1 if self.firm is None else self.firm)
+        firm = self._is_firm_among(sinks)
+        for other in sinks:
+            if isinstance(other, SqlSink) and self._shares_transactions(other):
+                self._refuse_to_mix(other, firm, other._is_firm_among(sinks))
+        return replace(self, mode=mode, firm=firm)
+
+    def _is_firm_among(self, sinks: Sequence[Sink]) -> bool:
+        return len(sinks) > 1 if self.firm is None else self.firm
+
+    def _shares_transactions(self, other: SqlSink) -> bool:
+        """Whether the driver moves the rows of both in one transaction, as long as neither is firm."""
+        same = (self.kind, self.url, self.schema) == (other.kind, other.url, other.schema)
+        return same and not self.is_native and not other.is_native
+
+    def _refuse_to_mix(self, other: SqlSink, ours: bool, theirs: bool) -> None:
+        """A firm sink ends the transaction in which the others hold their rows."""
+        if ours != theirs:
+            firm, loose = (self, other) if ours else (other, self)
+            raise ConfigError(
+                f"{firm.describe()} is firm, and {loose.describe()} in the same database is not.",
+                remedy="Give firm=False to all sinks of that database, or to none.",
+            )
 
     def default_name(self) -> str:
         return f"{self.kind}_{self.table}"
@@ -109,14 +169,34 @@ class SqlSink(Sink):
         missing = [k for k in (*self.key, *filter(None, [self.order_by])) if k not in schema.names]
         if missing:
             raise SchemaMismatch(f"{self.describe()}: the rows have no column {', '.join(missing)}.")
+        ours = [name for name in schema.names if self._is_ours(name.lower())]
+        if ours:
+            raise SchemaMismatch(
+                f"{self.describe()}: a column cannot be named {', '.join(ours)}: such names are semel's own.",
+                remedy="Give it another name in select=[...].",
+            )
         twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
         if twice:
             raise SchemaMismatch(f"{self.describe()}: the rows have several columns {', '.join(twice)}.")
+
+    def _is_ours(self, column: str) -> bool:
+        """Whether a statement of ours may need this name itself. Versions may be copied as what they are: numbers."""
+        return column.startswith(RESERVED) and (column != VERSION_COLUMN or self.mode == VERSIONS)
 
     def participant(self, context: Context) -> Participant:
         from semel.sinks.sql_participant import SqlParticipant
 
         return SqlParticipant(self, context)
+
+    def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:
+        from semel.sinks.sql_participant import SqlParticipant
+
+        # As nobody's incarnation: the driver may end our sessions when it starts, and takes none of them for its own.
+        participant = SqlParticipant(self, Context(pipeline, "", Incarnation(0)))
+        try:
+            return participant.evidence(batches)
+        finally:
+            participant.close()
 
     @property
     @abstractmethod
@@ -125,10 +205,6 @@ class SqlSink(Sink):
     @property
     def target(self) -> str:
         return self.place.named(self.table)
-
-    def stage_name(self, branch: str) -> str:
-        """The staging table of a branch."""
-        return stage_table(branch)
 
     @abstractmethod
     def translated(self, what: str, *, refused: type[SemelError] = SinkUnavailable) -> AbstractContextManager[None]:
@@ -139,8 +215,24 @@ class SqlSink(Sink):
         """The database, shared by the sinks of one run."""
 
     @abstractmethod
-    def move(self, run: Run, stages: Sequence[str]) -> int:
-        """Move the rows of these staging tables into the target, as the mode says. Returns how many were staged.
+    def mover(self, run: Run) -> Mover:
+        """What moves the rows of one batch into the target, as the mode says."""
 
-        Raises StagedGone when a table is not there.
-        """
+    def cut(self, batch: pa.RecordBatch, filled: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a batch, cut where a piece is full. `filled` are in the one in hand."""
+        at, room = 0, self.piece_rows - filled % self.piece_rows
+        if self.is_native:
+            room = batch.num_rows
+        while at < batch.num_rows:
+            yield batch.slice(at, room)
+            at, room = at + room, self.piece_rows
+
+    def refuse_nulls_in_the_key(self, batch: pa.RecordBatch, branch: Branch) -> None:
+        """A null is equal to nothing: such rows could be neither replaced nor found again."""
+        without = [name for name in self.key if batch.column(name).null_count]
+        if without:
+            raise BatchFailed(
+                f"{self.describe()}: rows of task {branch.task} have null in column {', '.join(without)}, "
+                "which is part of the key.",
+                remedy="Give every row a key, or leave such rows out with where='... IS NOT NULL'.",
+            )

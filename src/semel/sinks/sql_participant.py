@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from semel.errors import BatchFailed, ConfigError, Fenced
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
+from semel.sinks.base import (
+    NOTHING_KNOWN,
+    Context,
+    Evidence,
+    Mark,
+    Participant,
+    Remains,
+    StagedPart,
+    committable_for,
+)
 from semel.sinks.sql import Run, SqlSink
-from semel.sinks.sql_store import Held, StagedGone
+from semel.sinks.sql_ahead import Ahead
+from semel.sinks.sql_store import Held, StagedGone, piece_name, stage_table
 
 LEDGER_BATCHES_KEPT = 1_000
 #: Where tasks write the ledger, the driver prunes it now and then.
 PRUNED_EVERY_BATCHES = 100
 #: The ledger row of a batch that the driver moves as a whole; a task's own has the name of its branch.
 WHOLE = ""
+NOTHING: Mapping[str, int] = {}
 
 
 class SqlParticipant(Participant):
@@ -26,23 +37,34 @@ class SqlParticipant(Participant):
         self.context = context
         self.store = sink.store(context)
         self._moved: dict[str, Held] = {}
+        self._ahead: Ahead | None = None
 
     # Who may write ----------------------------------------------------------------------------------------------------
 
     def fence(self) -> None:
-        us = self.context.pipeline, self.sink.name
         with self.sink.translated("did not let us fence", refused=ConfigError):
             self.store.create_bookkeeping()
             self._refuse_if_older(self.store.query)
             self.store.end_older_sessions()
-            with self.store.transaction() as run:
-                run("SELECT 1 FROM {fence} WHERE pipeline = %s AND sink = %s FOR UPDATE", us)
-                self._refuse_if_older(run)
-                run("DELETE FROM {fence} WHERE pipeline = %s AND sink = %s", us)
-                run(
-                    "INSERT INTO {fence} (pipeline, sink, incarnation, name) VALUES (%s, %s, %s, %s)",
-                    (*us, self.context.incarnation, self.context.name),
-                )
+            try:
+                self._write_fence()
+            except Fenced:
+                raise
+            except Exception:  # noqa: BLE001 - of two first starts one cannot write: what the other wrote is found now
+                self._write_fence()
+
+    def _write_fence(self) -> None:
+        us = self.context.pipeline, self.sink.name
+        with self.store.transaction() as run:
+            run("SELECT 1 FROM {fence} WHERE pipeline = %s AND sink = %s FOR UPDATE", us)
+            self._refuse_if_older(run)
+            ours = (*us, self.context.incarnation)
+            # While there is no row there is nothing to lock: a newer one may be there by now, and must stay.
+            run("DELETE FROM {fence} WHERE pipeline = %s AND sink = %s AND incarnation <= %s", ours)
+            run(
+                "INSERT INTO {fence} (pipeline, sink, incarnation, name) VALUES (%s, %s, %s, %s)",
+                (*ours, self.context.name),
+            )
 
     def _refuse_if_older(self, run: Run) -> None:
         us = self.context.pipeline, self.sink.name
@@ -55,6 +77,29 @@ class SqlParticipant(Participant):
 
     # Prepare ----------------------------------------------------------------------------------------------------------
 
+    def expect(self, attempt: Attempt) -> None:
+        """Move what tasks stage as it comes. Two sinks of one database would be in each other's way."""
+        self._end_ahead()
+        if not self.sink.is_native and self.store.users == 1:
+            name = self._firm_name(attempt)
+            self._ahead = Ahead(self.sink, self.store, attempt, name, lambda run: self._may_move(run, attempt))
+
+    def _end_ahead(self, attempt: Attempt | None = None, staged: Mapping[str, int] = NOTHING) -> Ahead | None:
+        """What was moved ahead of this attempt, if it can be kept."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        return ahead if ahead.end(staged if ahead.attempt == attempt else NOTHING) else None
+
+    def _may_move(self, run: Run, attempt: Attempt) -> bool:
+        """A driver that woke up would lock rows that its successor needs."""
+        if self.context.marked:
+            self._refuse_if_older(run)
+        return not self._is_done(run, attempt)
+
+    def _is_done(self, run: Run, attempt: Attempt) -> bool:
+        return self.context.marked and bool(self._marks(run, attempt.batch, WHOLE))
+
     def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
         with self.sink.translated(f"refused the rows of batch {attempt.batch}", refused=BatchFailed):
             if self.context.marked:
@@ -64,14 +109,17 @@ class SqlParticipant(Participant):
             return (self._moved_by_the_driver(attempt, parts),)
 
     def _moved_by_the_driver(self, attempt: Attempt, parts: Sequence[StagedPart]) -> Committable:
-        stages = [str(p.branch) for p in parts if p.rows]
-        committable = committable_for(self.sink.name, attempt, parts, {"stages": stages})
-        name = self._firm_name(attempt, stages)
+        staged = {piece_name(p.branch, n): rows for p in parts for n, rows in enumerate(p.payload.get("pieces", ()))}
+        committable = committable_for(self.sink.name, attempt, parts, {"stages": list(staged)})
+        name = self._firm_name(attempt)
+        ahead = self._end_ahead(attempt, staged)
         with self.store.joined(attempt, name) as (held, run):
-            if self.context.marked and self._marks(run, attempt.batch, WHOLE):
+            if ahead is None and self._is_done(run, attempt):
                 return committable
+            if ahead is not None and held is not ahead.held:
+                raise RuntimeError("what was moved ahead is not held any more")
             try:
-                self._move(run, committable)
+                self._move(run, committable, ahead)
             except StagedGone as error:
                 raise self._vanished(attempt, str(error)) from None
             self._moved = {committable.key: held}
@@ -81,16 +129,20 @@ class SqlParticipant(Participant):
                 return replace(committable, payload={**committable.payload, "prepared": str(name)})
         return committable
 
-    def _firm_name(self, attempt: Attempt, stages: Sequence[str]) -> Branch | None:
+    def _firm_name(self, attempt: Attempt) -> Branch | None:
         """The name under which the driver's transaction is left prepared, where it is."""
-        if not (self.sink.firm and self.context.marked):
-            return None
-        return _branch(stages[0]) if stages else Branch(attempt, self.sink.name, 0, 0)
+        return Branch(attempt, self.sink.name, 0, 0) if self.sink.firm and self.context.marked else None
 
-    def _move(self, run: Run, committable: Committable) -> None:
+    def _move(self, run: Run, committable: Committable, ahead: Ahead | None = None) -> None:
         """The rows and the ledger row. Whatever a row can do wrong it does here."""
-        stages = [self.sink.stage_name(name) for name in committable.payload["stages"]]
-        found = self.sink.move(run, stages) if stages else 0
+        mover = ahead.mover if ahead and ahead.mover else self.sink.mover(run)
+        moved = dict(ahead.moved) if ahead else {}
+        for piece in committable.payload["stages"]:
+            if piece not in moved:
+                moved[piece] = mover.move(stage_table(piece))
+        if moved:
+            mover.finish()
+        found = sum(moved.values())
         if found != committable.rows:
             raise StagedGone(f"{found} of {committable.rows} rows are staged")
         if self.context.marked:
@@ -141,7 +193,7 @@ class SqlParticipant(Participant):
                 return Outcome.GONE
         failpoint(f"{self.sink.kind}.committed")
         self._moved.pop(committable.key, None)
-        self.store.drop_staged(self.sink.stage_name(name) for name in committable.payload["stages"])
+        self.store.drop_staged(committable.payload["stages"])
         return outcome
 
     def _is_ended(self, committable: Committable) -> bool:
@@ -153,7 +205,7 @@ class SqlParticipant(Participant):
 
     def _commit_from_stages(self, committable: Committable) -> Outcome:
         with self.store.transaction() as run:
-            if self.context.marked and self._marks(run, committable.attempt.batch, WHOLE):
+            if self._is_done(run, committable.attempt):
                 return Outcome.ALREADY_COMMITTED
             self._move(run, committable)
         return Outcome.COMMITTED
@@ -232,6 +284,29 @@ class SqlParticipant(Participant):
             )
         return Remains(branches, newest[0][0], tuple(PipelineId(row[0]) for row in others))
 
+    def evidence(self, batches: range) -> Evidence:
+        """The ledger rows of these batches and of younger ones."""
+        us = self.context.pipeline, self.sink.name
+        with self.sink.translated("did not show its ledger"):
+            branches = self._leftovers()
+            why = f"there is no ledger of this pipeline beside {self.sink.describe()}"
+            if not self.store.has_bookkeeping():
+                return Evidence(why=why, branches=branches)
+            found = self.store.query(
+                "SELECT batch, part, attempt, incarnation, row_count FROM {ledger} "
+                "WHERE pipeline = %s AND sink = %s AND batch >= %s",
+                (*us, batches.start),
+            )
+            ((newest,),) = self.store.query("SELECT max(batch) FROM {ledger} WHERE pipeline = %s AND sink = %s", us)
+            fenced = self.store.query("SELECT 1 FROM {fence} WHERE pipeline = %s AND sink = %s", us)
+        marks = tuple(Mark(*row) for row in found)
+        if newest is None:
+            return Evidence(marks, 0 if fenced else NOTHING_KNOWN, why, branches=branches)
+        # Where tasks write the ledger, it is pruned before the first of them has.
+        known_from = max(0, newest + 1 - LEDGER_BATCHES_KEPT)
+        kept = f"its ledger keeps {LEDGER_BATCHES_KEPT:,} batches"
+        return Evidence(marks, known_from, kept, forgets=True, branches=branches)
+
     def _leftovers(self) -> tuple[Branch, ...]:
         found = {*self.store.staged(), *self.store.prepared()}
         ours = {b for b in found if b.attempt.pipeline == self.context.pipeline and b.sink == self.sink.name}
@@ -243,6 +318,7 @@ class SqlParticipant(Participant):
 
     def abort(self, branches: Iterable[Branch]) -> None:
         named = set(branches)
+        self._end_ahead()
         if not named:
             return
         with self.sink.translated("did not let us roll back"):
@@ -251,9 +327,10 @@ class SqlParticipant(Participant):
             for branch in sorted(named & self.store.prepared()):
                 self.store.roll_back_prepared(branch)
             staged = self.store.staged()
-            self.store.drop_staged(staged[b] for b in sorted(named & set(staged)))
+            self.store.drop_staged(piece for b in sorted(named & set(staged)) for piece in staged[b])
 
     def close(self) -> None:
+        self._end_ahead()
         self.store.release()
 
 

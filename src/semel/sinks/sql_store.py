@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from itertools import count, takewhile
+from typing import Any, ClassVar, TypeVar
 
 from semel.ids import Attempt, Branch, parse_branch
 from semel.sinks.base import Context
@@ -26,9 +27,24 @@ T = TypeVar("T", bound="Store")
 STAGE_PREFIX = "semel_stage_"
 
 
-def stage_table(branch: str) -> str:
-    """Names of tables are short, so the branch stands in the table's comment."""
-    return STAGE_PREFIX + hashlib.sha256(branch.encode()).hexdigest()[:32]
+def stage_table(piece: str) -> str:
+    """Names of tables are short, so the name of the piece stands in the table's comment."""
+    return STAGE_PREFIX + hashlib.sha256(piece.encode()).hexdigest()[:32]
+
+
+def piece_name(branch: Branch, number: int) -> str:
+    """The first piece has the name of the branch, and most branches have no other."""
+    return f"{branch}+{number}" if number else str(branch)
+
+
+def parse_piece(text: str) -> tuple[Branch, int] | None:
+    """Branch and number, or None when the name is not one of ours."""
+    name, _, number = text.partition("+")
+    branch = parse_branch(name)
+    if branch is None or not (number or "0").isdecimal():
+        return None
+    found = branch, int(number or 0)
+    return found if piece_name(*found) == text else None
 
 
 def with_names(sql: str, values: Sequence[Any], names: Mapping[str, str]) -> str:
@@ -55,19 +71,32 @@ class Place(ABC):
         return {"ledger": self.named("semel_ledger"), "fence": self.named("semel_fence")}
 
 
+def stages_of(place: Place, branch: Branch, exists: Callable[[str], object]) -> str:
+    """The staging tables that a branch has, quoted, as a list for DROP. They are made in their order."""
+    tables = (stage_table(piece_name(branch, number)) for number in count())
+    return ", ".join(place.named(table) for table in takewhile(exists, tables))
+
+
 class StagedGone(Exception):
     """Staged rows are not there any more, or not all of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A transaction that is open on the connection for prepared rows. Each is another."""
+    """A transaction that is open on the connection for prepared rows. Each is another.
+
+    With a branch it is to be left prepared under that name.
+    """
 
     attempt: Attempt
+    branch: Branch | None = None
 
 
 class Store(ABC):
     """Shared by the sinks of one run that write to one database."""
+
+    #: A table that is made in a transaction is seen by others when that is committed, and not before.
+    hides_new_tables: ClassVar[bool]
 
     _shared: dict[tuple[str, Context], Store] = {}
     _shared_lock = threading.Lock()
@@ -120,6 +149,10 @@ class Store(ABC):
         """Begin a transaction; with a name, one that `prepare_natively` will prepare under it."""
         self.run(connection, "BEGIN")
 
+    def roll_back(self, connection: Any, branch: Branch | None) -> None:  # noqa: ARG002 - as above
+        """End such a transaction, and undo it."""
+        self.run(connection, "ROLLBACK")
+
     @abstractmethod
     def prepare_natively(self, connection: Any, branch: Branch) -> None:
         """End the open transaction of a connection so that it is prepared. The connection is usable afterwards, or
@@ -164,7 +197,7 @@ class Store(ABC):
         With a name it is a transaction of its own, to be left prepared under that name.
         """
         with self.lock:
-            if self._held is None or self._held.attempt != attempt or branch is not None:
+            if self._held is None or (self._held.attempt, self._held.branch) != (attempt, branch):
                 self.forget()
                 self._held = self._begin(attempt, branch)
             held, connection = self._held, self._holder
@@ -178,7 +211,7 @@ class Store(ABC):
         if self._holder is not None and not self.is_broken(self._holder):
             try:
                 self.begin(self._holder, branch)
-                return Held(attempt)
+                return Held(attempt, branch)
             except Exception:
                 # One that was idle while the server died is found dead only now. Nothing was done on it yet.
                 if not self.is_broken(self._holder):
@@ -186,7 +219,7 @@ class Store(ABC):
         self._drop(held=True)
         self._holder = self.connect()
         self.begin(self._holder, branch)
-        return Held(attempt)
+        return Held(attempt, branch)
 
     def holds(self, held: Held | None) -> bool:
         return held is not None and self._held is held
@@ -217,13 +250,14 @@ class Store(ABC):
     def forget(self, attempts: Iterable[Attempt] | None = None) -> None:
         """Roll back what is held, whatever it is or where it is of one of these attempts."""
         with self.lock:
-            if self._held is not None and (attempts is None or self._held.attempt in set(attempts)):
+            held = self._held
+            if held is not None and (attempts is None or held.attempt in set(attempts)):
                 self._held = None
-                self._roll_back(self._holder, held=True)
+                self._roll_back(self._holder, held.branch, held=True)
 
-    def _roll_back(self, connection: Any, *, held: bool) -> None:
+    def _roll_back(self, connection: Any, branch: Branch | None = None, *, held: bool) -> None:
         try:
-            self.run(connection, "ROLLBACK")
+            self.roll_back(connection, branch)
         except Exception:  # noqa: BLE001 - a connection that cannot even roll back is closed, which does it
             self._drop(held=held)
 
@@ -249,13 +283,16 @@ class Store(ABC):
     def commented_tables(self) -> list[tuple[Any, ...]]:
         """The tables of the schema whose names begin as those of staging tables do, each with its comment."""
 
-    def staged(self) -> dict[Branch, str]:
-        """What is staged here by anybody who names it as we do: branch -> table."""
-        found = self.commented_tables()
-        named = {branch: table for table, comment in found if (branch := parse_branch(comment or ""))}
-        return {branch: table for branch, table in named.items() if table == stage_table(str(branch))}
+    def staged(self) -> dict[Branch, list[str]]:
+        """What is staged here by anybody who names it as we do: branch -> the names of its pieces, in their order."""
+        ours = [c for table, c in self.commented_tables() if c and table == stage_table(c)]
+        found: dict[Branch, list[str]] = {}
+        for branch, number in sorted(piece for comment in ours if (piece := parse_piece(comment))):
+            found.setdefault(branch, []).append(piece_name(branch, number))
+        return found
 
-    def drop_staged(self, tables: Iterable[str]) -> None:
+    def drop_staged(self, pieces: Iterable[str]) -> None:
+        tables = (stage_table(piece) for piece in pieces)
         quoted = ", ".join(self.place.named(table) for table in tables)
         if quoted:
             self.query("DROP TABLE IF EXISTS {tables}", tables=quoted)

@@ -21,7 +21,19 @@ from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkU
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.base import (
+    NOTHING_KNOWN,
+    Capabilities,
+    Context,
+    Evidence,
+    Mark,
+    Participant,
+    Remains,
+    Sink,
+    StagedPart,
+    Writer,
+    committable_for,
+)
 from semel.sinks.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
 from semel.sinks.sqlite_database import LEDGER_ROWS_KEPT, Database
 from semel.sinks.sqlite_types import affinity_accepts, quote, sqlite_type, to_sqlite
@@ -126,6 +138,38 @@ class Sqlite(Sink):
 
     def participant(self, context: Context) -> Participant:
         return _SqliteParticipant(self, context)
+
+    def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:
+        """Through a connection of its own that cannot write."""
+        if not Path(self.path).is_file():
+            return Evidence(why=f"there is no database {self.path}")
+        branches = spooled_branches(self.spool, pipeline, self.name)
+        try:
+            found, newest, fenced = Database.look(self.path, lambda reader: self._ledger(reader, pipeline, batches))
+        except sqlite3.Error as error:
+            raise SinkUnavailable(f"{self.describe()} did not show its ledger: {error}.") from error
+        marks = tuple(Mark(batch, "", attempt, incarnation, rows) for batch, attempt, incarnation, rows in found)
+        if newest is None:
+            known_from = 0 if fenced else NOTHING_KNOWN
+            return Evidence(marks, known_from, f"{self.path} knows nothing of this pipeline", branches=branches)
+        why = f"its ledger keeps {LEDGER_ROWS_KEPT:,} batches"
+        return Evidence(marks, max(0, newest - LEDGER_ROWS_KEPT), why, forgets=True, branches=branches)
+
+    def _ledger(
+        self, reader: sqlite3.Connection, pipeline: PipelineId, batches: range
+    ) -> tuple[list[tuple[int, ...]], int | None, bool]:
+        """The ledger rows, the newest batch of all, and whether this pipeline was ever here."""
+        own = "SELECT count(*) FROM sqlite_master WHERE name IN ('semel_ledger', 'semel_fence')"
+        if reader.execute(own).fetchone()[0] < 2:
+            return [], None, False
+        ours = "FROM semel_ledger WHERE pipeline = ? AND sink = ?"
+        rows = reader.execute(
+            f"SELECT batch, attempt, incarnation, rows {ours} AND batch >= ?",
+            (pipeline, self.name, batches.start),
+        ).fetchall()
+        newest = reader.execute(f"SELECT max(batch) {ours}", (pipeline, self.name)).fetchone()[0]
+        fenced = reader.execute("SELECT 1 FROM semel_fence WHERE pipeline = ?", (pipeline,)).fetchone()
+        return rows, newest, fenced is not None
 
     def insert_statement(self, names: Sequence[str]) -> str:
         columns = ", ".join(map(quote, names))

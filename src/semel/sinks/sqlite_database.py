@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from semel.errors import ConfigError, SinkUnavailable
 from semel.ids import Attempt
 from semel.sinks.base import Context
 
 LEDGER_ROWS_KEPT = 1_000
+T = TypeVar("T")
 
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS semel_ledger (
@@ -72,6 +73,28 @@ class Database:
             yield connection
         finally:
             connection.close()
+
+    @classmethod
+    def look(cls, path: str, ask: Callable[[sqlite3.Connection], T]) -> T:
+        """Ask without leaving a trace.
+
+        A reader of a database that nobody has open leaves files beside it, which another user could not write to. Taken
+        for immutable it leaves none; whoever opens it meanwhile makes a file that tells, and it is asked again.
+        """
+        wal = Path(f"{path}-wal")
+        if not wal.exists():
+            answer, failed = None, None
+            with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+                try:
+                    answer = ask(connection)
+                except sqlite3.DatabaseError as error:
+                    failed = error
+            if answer is not None and not wal.exists():
+                return answer
+            if failed is not None and not wal.exists():
+                raise failed
+        with cls.read_only(path) as connection:
+            return ask(connection)
 
     def release(self) -> None:
         with self._open_lock:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, Refused
 from semel.kafka_options import PREFIX, hide_secrets, login_for_java
+from semel.sources.java_pattern import matcher
 from semel.sources.kafka_broker import Broker, Partition
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ REQUIRED = {
 _NOT_HERE = "it is an argument of read_kafka"
 _NO_END = "a stream has no end; to stop at the end of today's input use trigger(availableNow=True)"
 #: What Kafka's client does better with than with its own defaults: option -> value. What the user says counts more.
-#: After each poll, of 500 records by default, Spark asks the broker for both ends of the partition, and drops what was
-#: fetched ahead. A poll returns no more than one fetch brought, so that the larger number takes no more memory.
+#: After each poll, of 500 records by default, Spark asks the broker for both ends of the partition, and waits for the
+#: answers. A poll returns no more than one fetch brought, so that the larger number takes no more memory.
 QUICKER = {"kafka.max.poll.records": "20000"}
 
 #: Options that are refused whatever their value: option -> (why, what to write instead).
@@ -187,8 +188,8 @@ def _check_topics(topics: Sequence[str], pattern: str) -> None:
                 remedy="Use letters, digits, dots, _ and -; give several topics as a list.",
             )
     try:
-        re.compile(pattern)
-    except re.error as error:
+        matcher(pattern)
+    except ValueError as error:
         raise ConfigError(f"The pattern {pattern!r} is not a regular expression: {error}.") from None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from semel.errors import ConfigError, MissingExtra, SemelError, SourceUnavailable
 from semel.kafka_options import connection_options
+from semel.sources.java_pattern import matcher
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -85,7 +86,8 @@ class Broker:
             topics = self._client.list_topics(timeout=self.timeout_s).topics
         except KafkaException as error:
             self._fail(error)
-        matching = [topic for name, topic in topics.items() if re.fullmatch(pattern, name) and name not in INTERNAL]
+        matches = matcher(pattern)
+        matching = [topic for name, topic in topics.items() if matches(name) and name not in INTERNAL]
         return sorted((str(topic.topic), int(number)) for topic in matching for number in topic.partitions)
 
     def group_offsets(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
