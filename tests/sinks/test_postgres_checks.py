@@ -6,6 +6,7 @@ import logging
 import pickle
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -253,11 +254,12 @@ def test_wrong_logins_are_matters_of_configuration_and_say_why(db: Database) -> 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "127.0.0.1:1"], ids=["no host", "no server"])
 def test_a_server_that_is_not_there_is_unavailable(host: str) -> None:
     sink = Postgres(f"postgresql://semel:secret@{host}/semel", "orders", timeout_s=2)
-    for call in (partial(sink.check, TWO), sink.participant(context()).fence):
-        with pytest.raises(SinkUnavailable, match=r"^PostgreSQL cannot be reached: .*") as caught:
-            call()
-        assert len(lines(caught)) == 3
-        assert "secret" not in "".join(traceback.format_exception(caught.value))
+    with closing(sink.participant(context())) as participant:
+        for call in (partial(sink.check, TWO), participant.fence):
+            with pytest.raises(SinkUnavailable, match=r"^PostgreSQL cannot be reached: .*") as caught:
+                call()
+            assert len(lines(caught)) == 3
+            assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize(
