@@ -19,6 +19,7 @@ from semel.sinks import mysql_bulk, mysql_wire
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_bulk import Bulk, binary, encode
 from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader
+from semel.sinks.mysql_packed import Packer
 from semel.sinks.mysql_store import columns_of, execute, runner
 from semel.sinks.mysql_types import DAYS, Column, Unfit, encoder
 from semel.sinks.mysql_writer import MySqlWriter
@@ -115,7 +116,7 @@ def test_rows_arrive_over_tls(secure: Database, mode: str) -> None:
 def test_the_way_of_least_cost_is_chosen(
     db: Database, own_server: MariaDbServer, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(loader_of(db.sink(mode), rows((1, "a"))), Bulk)
+    assert type(loader_of(db.sink(mode), rows((1, "a")))) is (Bulk if mode == "xa" else Packer)
     monkeypatch.setattr(mysql_wire, "WANTED", 0)
     assert isinstance(loader_of(db.sink(mode), rows((1, "a"))), LoadData)
     assert isinstance(loader_of(Database(own_server.url).sink(mode), rows((1, "a"))), Inserts)
@@ -279,7 +280,7 @@ def test_many_rows_go_in_several_requests(db: Database, monkeypatch: pytest.Monk
     monkeypatch.setattr(mysql_bulk, "BULK_BYTES_MAX", 10_000)
     sizes = requests(monkeypatch)
     tasks = [rows(*((n, f"row {n}") for n in range(20_000))), rows(*((n, "x") for n in range(100)))]
-    write(db.sink(), tasks)
+    write(db.sink("xa"), tasks)
     assert db.rows("count(*), sum(id), count(DISTINCT text)", "1") == [(20_100, 199_990_000 + 4_950, 20_001)]
     # A row is a number, two bytes that say that nothing is null, and a text with its size.
     assert len(sizes) == 1 + -(-sum(9 + 2 + len(f"row {n}") for n in range(20_000)) // 10_000)
@@ -288,7 +289,7 @@ def test_many_rows_go_in_several_requests(db: Database, monkeypatch: pytest.Monk
 
 def test_small_batches_share_a_request(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = requests(monkeypatch)
-    sink = db.sink()
+    sink = db.sink("xa")
     with started(sink) as participant:
         writer = sink.writer(Branch(attempt(), sink.name, 0, 0))
         for n in range(10):
@@ -326,7 +327,7 @@ def test_a_request_may_be_larger_than_a_packet_of_the_protocol(
 ) -> None:
     """Which ends at 16 MiB: then another one follows, of no bytes if need be."""
     sizes = requests(monkeypatch)
-    sink = secure.sink(table=f"{secure.table}_large", name="large")
+    sink = secure.sink("xa", table=f"{secure.table}_large", name="large")
     beside = 4 + 2 + 2 * 2 + 9 + 1 + 9 + 1  # statement, flags, types, id, null or not, size; the command itself
     exact = 2**24 - 1 - beside
     write(sink, rows((1, "a" * 40_000_000), (2, "b" * exact), (3, "c" * (exact + 1))))

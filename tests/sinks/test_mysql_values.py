@@ -21,6 +21,7 @@ from semel.protocol.events import Outcome
 from semel.sinks import mysql_bulk, mysql_load, mysql_store, mysql_wire
 from semel.sinks.mysql_bulk import Bulk
 from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader
+from semel.sinks.mysql_packed import Packer
 from semel.sinks.mysql_store import Place
 from semel.sinks.mysql_types import Column, encoder
 from semel.sinks.mysql_writer import MySqlWriter
@@ -259,7 +260,7 @@ def test_every_way_in_gives_the_same_rows(
         write(to.sink(mode, name=f"{way[:4]}{to.suffix}"), every_type())
         found.append(sorted(map(repr, to.rows("*, `float` * 1e0", order="1"))))
         to.run(f"DROP TABLE {to.table}")
-    assert noted == [*WAYS.values()]
+    assert noted == [Packer if way is Bulk and mode == "ledger" else way for way in WAYS.values()]
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 100
 

@@ -145,6 +145,14 @@ def test_keys_are_equal_where_the_database_says_so(db: Database) -> None:
     assert db.run("SELECT id FROM orders") == [(3,)]
 
 
+def test_texts_that_are_one_key_stay_in_their_order(db: Database) -> None:
+    """Only the server knows that they are one: sorted by their bytes, the older would come last and win."""
+    db.run("CREATE EXTENSION IF NOT EXISTS citext SCHEMA public")
+    db.run("CREATE TABLE orders (id int8, text citext UNIQUE)")
+    write(db.keyed("upsert", key="text", create=False), rows((1, "a"), (2, "A")))
+    assert db.run("SELECT id FROM orders") == [(2,)]
+
+
 # Dedup ------------------------------------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ from semel.sinks.mysql_store import (
 from semel.sinks.mysql_types import UNINDEXED, Column, is_nested, mismatches, sql_type
 from semel.sinks.mysql_url import database_of, settings_of
 from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run, SqlSink
-from semel.sinks.sql_store import Store
+from semel.sinks.sql_store import Session, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +116,7 @@ class MySql(SqlSink):
 
         return MySqlWriter(self, branch, durable=durable)
 
-    def mover(self, run: Run) -> Mover:
+    def mover(self, run: Session) -> Mover:
         return MySqlMover(self, run)
 
     # Before the first row ---------------------------------------------------------------------------------------------

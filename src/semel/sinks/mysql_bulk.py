@@ -78,12 +78,15 @@ class Bulk(Loader):
         super().__init__(other.connection, other.table, other.fields, other.packet_bytes_max)
         self.other = other
         self.turn = other.turn
-        names = ", ".join(quote(field.name) for field in self.fields)
-        places = ", ".join("?" for _ in self.fields)
-        self._statement = Statement(self.connection, f"INSERT INTO {self.table} ({names}) VALUES ({places})")  # noqa: S608 - quoted
+        self._statement = Statement(self.connection, self.statement())
         self._head = b""
         self._waiting: list[memoryview] = []
         self._rows = self._bytes = 0
+
+    def statement(self) -> str:
+        names = ", ".join(quote(field.name) for field in self.fields)
+        places = ", ".join("?" for _ in self.fields)
+        return f"INSERT INTO {self.table} ({names}) VALUES ({places})"  # noqa: S608 - quoted
 
     @property
     def packet_room(self) -> int:
@@ -91,13 +94,20 @@ class Bulk(Loader):
         return self.packet_bytes_max - HEAD_BYTES_MAX - 2 * len(self.fields)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        ways = [binary(column.type) for column in batch.columns]
-        head = self._statement.head([(way.type, way.flag) for way in ways])
+        ways = self.ways(batch)
+        head = self.head(batch, ways)
         if head != self._head and self._waiting:
             self._send()
         self._head = head
         for part in parts(batch):
             self._add(part, encode(part, self.fields, ways))
+
+    def ways(self, batch: pa.RecordBatch) -> list[Binary]:
+        return [binary(column.type) for column in batch.columns]
+
+    def head(self, batch: pa.RecordBatch, ways: Sequence[Binary]) -> bytes:  # noqa: ARG002 - for those who need names
+        """What the rows of a batch need before them. Batches that differ in it share no request."""
+        return self._statement.head([(way.type, way.flag) for way in ways])
 
     def _add(self, part: pa.RecordBatch, rows: pa.Array) -> None:
         """Fill one request after the other with whole rows."""
@@ -115,6 +125,7 @@ class Bulk(Loader):
             if len(piece) <= self.packet_room:
                 self._waiting.append(piece)
                 self._rows, self._bytes = self._rows + end - at, self._bytes + len(piece)
+                self.keep(part, at, end - at)
             else:
                 self.other.add(part.slice(at, 1))
                 self.other.flush()
@@ -123,7 +134,13 @@ class Bulk(Loader):
     def _send(self) -> None:
         rows, waiting = self._rows, self._waiting
         self._rows, self._bytes, self._waiting = 0, 0, []
-        self._send_in_turn(lambda: self._statement.execute_bulk([self._head, *waiting]), rows)
+        self.send(rows, waiting)
+
+    def keep(self, part: pa.RecordBatch, first: int, count: int) -> None:
+        """Called with the rows that go into the request in hand."""
+
+    def send(self, rows: int, body: Sequence[memoryview]) -> None:
+        self._send_in_turn(lambda: self._statement.execute_bulk([self._head, *body]), rows)
 
     def flush(self) -> None:
         if self._waiting:

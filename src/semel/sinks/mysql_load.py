@@ -165,21 +165,25 @@ class Loader(ABC):
             if cursor.fetchone() != (1,):
                 self.turn = ""
         send()
-        self._expect(rows)
+        expect(self.connection, rows)
         if self.turn:
             self.connection.cursor().execute("SELECT RELEASE_LOCK(%s)", (self.turn,))
 
-    def _expect(self, rows: int) -> None:
-        """A row that was left out or changed fails the batch, whatever the server thinks of it."""
-        result = self.connection._result
-        taken, warnings = result.affected_rows, result.warning_count
-        if taken == rows and not warnings:
-            return
-        cursor = self.connection.cursor()
-        cursor.execute(f"SHOW WARNINGS LIMIT {WARNINGS_SHOWN}")
-        said = "; ".join(dict.fromkeys(str(row[2]).rstrip(".") for row in cursor.fetchall()))
-        what = f"{rows - taken} of {rows} rows were left out" if taken != rows else "rows were changed"
-        raise Unfit(f"{what}: {said or 'the server does not say why'}")
+
+def expect(connection: Any, rows: int | None) -> None:
+    """A row that was left out or changed fails the batch, whatever the server thinks of it.
+
+    Without a number, rows are not counted: a row that replaces another counts as two, or as none.
+    """
+    result = connection._result
+    taken, warnings = result.affected_rows, result.warning_count
+    if rows in (None, taken) and not warnings:
+        return
+    cursor = connection.cursor()
+    cursor.execute(f"SHOW WARNINGS LIMIT {WARNINGS_SHOWN}")
+    said = "; ".join(dict.fromkeys(str(row[2]).rstrip(".") for row in cursor.fetchall()))
+    what = f"{rows - taken} of {rows} rows were left out" if rows not in (None, taken) else "rows were changed"
+    raise Unfit(f"{what}: {said or 'the server does not say why'}")
 
 
 class LoadData(Loader):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from semel.sinks.mysql_load import pymysql_, quote
+from semel.sinks.mysql_packed import Packed, inserting, is_packed
 from semel.sinks.mysql_store import ORDER_COLUMN, columns_of, engine_of
-from semel.sinks.mysql_types import MARIADB_EXACT, MYSQL_EXACT, sql_type
-from semel.sinks.sql import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run
+from semel.sinks.mysql_types import MARIADB_EXACT, MYSQL_EXACT, Column, sql_type
+from semel.sinks.sql import DEDUP, LEDGER, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run
 from semel.sinks.sql_store import StagedGone
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from semel.sinks.mysql import MySql
 
 VERSIONS_TABLE = "semel_versions"
+#: Of a session of the driver: rows that were stored as requests, for SQL to look at.
+UNPACKED = "semel_unpacked"
 PLACE_COLUMN = "semel_place"
 MICROSECONDS = 1_000_000
 DUPLICATE_KEY = 1062
@@ -39,10 +42,31 @@ class MySqlMover(Mover):
         _forget_old_ids(self.sink, self.run)
 
     def move_new(self, table: str) -> int | None:
-        return _move_new(self.sink, self.run, table, _columns(self.sink, self.run, table), self.version)
+        columns = self._columns(table)
+        if is_packed(columns):
+            return _send_new(self.sink, self._packed(table), self.version)
+        return _move_new(self.sink, self.run, table, _names_of(columns), self.version)
 
     def move_one(self, table: str) -> int:
-        return _move_one(self.sink, self.run, table, _columns(self.sink, self.run, table), self.version)
+        columns = self._columns(table)
+        if not is_packed(columns):
+            return _move_one(self.sink, self.run, table, _names_of(columns), self.version)
+        if self.sink.mode == DEDUP:
+            return _dedup_packed(self.sink, self._packed(table))
+        return self._packed(table).send(_inserting(self.sink, self.version), counted=self.sink.mode == LEDGER)
+
+    def _columns(self, table: str) -> list[Column]:
+        columns = columns_of(self.run, self.sink.place, table)
+        if not columns:
+            raise StagedGone(f"table {table}")
+        return columns
+
+    def _packed(self, table: str) -> Packed:
+        return Packed(self.run, self.sink.place.named(table))
+
+
+def _names_of(columns: Sequence[Column]) -> list[str]:
+    return [column.name for column in columns if column.name != ORDER_COLUMN]
 
 
 def _move_new(sink: MySql, run: Run, stage: str, names: Sequence[str], version: int) -> int | None:
@@ -75,13 +99,6 @@ def _move_new(sink: MySql, run: Run, stage: str, names: Sequence[str], version: 
     run("RELEASE SAVEPOINT semel_new")
     _drop_old_versions(sink, run, stage)
     return staged
-
-
-def _columns(sink: MySql, run: Run, stage: str) -> list[str]:
-    names = [c.name for c in columns_of(run, sink.place, stage) if c.name != ORDER_COLUMN]
-    if not names:
-        raise StagedGone(f"table {stage}")
-    return names
 
 
 def _move_one(sink: MySql, run: Run, stage: str, names: Sequence[str], version: int) -> int:
@@ -124,6 +141,66 @@ def _changed(run: Run, sql: str, **names: str) -> int:
 
 def _count(sink: MySql, run: Run, stage: str) -> int:
     return int(run("SELECT count(*) FROM {stage}", stage=sink.place.named(stage))[0][0])
+
+
+# Requests that tasks have stored --------------------------------------------------------------------------------------
+
+
+def _inserting(sink: MySql, version: int) -> Callable[[Sequence[str]], str]:
+    """Makes the statement for requests. Rows of one request follow each other, so the last of a key wins by itself."""
+
+    def statement(names: Sequence[str]) -> str:
+        more = [(VERSION_COLUMN, f"{version}")] if sink.mode == VERSIONS else []
+        updates = ", ".join(_updates(sink, names)) if sink.mode in (UPSERT, VERSIONS) else ""
+        return inserting(sink.target, more, f" ON DUPLICATE KEY UPDATE {updates}" if updates else "")(names)
+
+    return statement
+
+
+def _send_new(sink: MySql, packed: Packed, version: int) -> int | None:
+    """Where a key that is there already is replaced, there is no need to know. A known id takes another look."""
+    if sink.mode != DEDUP:
+        return packed.send(_inserting(sink, version), counted=False)
+    run = packed.session
+    run("SAVEPOINT semel_new")
+    try:
+        token = ("semel_token", f"'{secrets.token_hex(16)}'")
+        packed.send(inserting(sink.place.named(seen_table(sink)), [token]), key=sink.key)
+    except pymysql_().err.IntegrityError as error:
+        if error.args[0] != DUPLICATE_KEY:
+            raise
+        run("ROLLBACK TO SAVEPOINT semel_new")
+        return None
+    staged = packed.send(inserting(sink.target))
+    run("RELEASE SAVEPOINT semel_new")
+    return staged
+
+
+def _dedup_packed(sink: MySql, packed: Packed) -> int:
+    """The rows in a table of this session, where SQL can look at them."""
+    run, names = packed.session, packed.names()
+    known = {column.name.lower(): column for column in columns_of(run, sink.place, sink.table)}
+    unpacked = sink.place.named(UNPACKED)
+    run("DROP TEMPORARY TABLE IF EXISTS {unpacked}", unpacked=unpacked)
+    if not names:
+        return 0
+    # Of an engine without transactions: what is left prepared must not hold on to a table of a session.
+    run(
+        "CREATE TEMPORARY TABLE {unpacked} ({columns}, {order} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY) "
+        "ENGINE = Aria",
+        unpacked=unpacked,
+        columns=stage_columns([known[name.lower()] for name in names]),
+        order=quote(ORDER_COLUMN),
+    )
+    packed.send(inserting(unpacked))
+    staged = _dedup(sink, run, UNPACKED, names)
+    run("DROP TEMPORARY TABLE {unpacked}", unpacked=unpacked)
+    return staged
+
+
+def stage_columns(columns: Sequence[Column]) -> str:
+    """The columns of the target without its keys. What breaks one of them does so when the driver moves the rows."""
+    return ", ".join(f"{quote(c.name)} {c.definition} NULL" for c in columns)
 
 
 # Upsert and versions ------------------------------------------------------------------------------------------------

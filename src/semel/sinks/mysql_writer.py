@@ -12,7 +12,9 @@ from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
 from semel.sinks.mysql_bulk import bulk_loader
 from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader, pymysql_, quote, turn_of
-from semel.sinks.mysql_moves import create_side_tables, create_target
+from semel.sinks.mysql_moves import create_side_tables, create_target, stage_columns
+from semel.sinks.mysql_packed import COLUMNS as PACKED_COLUMNS
+from semel.sinks.mysql_packed import Packer, can_pack
 from semel.sinks.mysql_store import (
     ORDER_COLUMN,
     columns_of,
@@ -25,7 +27,7 @@ from semel.sinks.mysql_store import (
     xid,
 )
 from semel.sinks.mysql_types import Column, Unfit, encoder
-from semel.sinks.sql import Run
+from semel.sinks.sql import DEDUP, Run
 from semel.sinks.sql_participant import write_mark
 from semel.sinks.sql_store import piece_name, stage_table, stages_of
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from semel.sinks.mysql import MySql
+
+
+LIMITS = "SELECT @@GLOBAL.local_infile, @@SESSION.max_allowed_packet"
 
 
 class MySqlWriter(Writer):
@@ -50,6 +55,9 @@ class MySqlWriter(Writer):
         self._fields: list[Field] = []
         self._loader: Loader | None = None
         self._appends = False
+        self._packs = False
+        self._local: Any = 0
+        self._packet_bytes_max: Any = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
@@ -65,14 +73,20 @@ class MySqlWriter(Writer):
             self._begin(batch.schema)
             loader = self._begin_piece()
         elif self._pieces[-1] >= self.sink.piece_rows and not self.sink.is_native:
-            # The driver may move what is committed.
-            loader.flush()
-            self._run("COMMIT")
-            loader = self._begin_piece()
+            loader = self._next_piece(loader)
+        if isinstance(loader, Packer) and not loader.fits(batch):
+            self._packs = False
+            loader = self._next_piece(loader)
         self._loader = loader
         loader.add(batch)
         self.rows += batch.num_rows
         self._pieces[-1] += batch.num_rows
+
+    def _next_piece(self, loader: Loader) -> Loader:
+        """The driver may move what is committed."""
+        loader.flush()
+        self._run("COMMIT")
+        return self._begin_piece()
 
     @contextmanager
     def _refusing_rows(self) -> Iterator[None]:
@@ -97,6 +111,9 @@ class MySqlWriter(Writer):
             for f, column in zip(schema, self._columns, strict=True)
         ]
         self._appends = self.sink.is_native and not self._bring_a_key(schema)
+        # Which versions are too old is found out by a look at the keys, in SQL.
+        self._packs = not self.sink.is_native and not self.sink.versions_kept and can_pack(self._connection)
+        ((self._local, self._packet_bytes_max),) = self._run(LIMITS)
 
     def _bring_a_key(self, schema: pa.Schema) -> bool:
         """Whether it is the rows that say where in the table they lie."""
@@ -109,9 +126,10 @@ class MySqlWriter(Writer):
         """What costs the server least: many rows in a prepared statement, then LOAD DATA, then INSERT."""
         into = self._begin_transaction(piece_name(self.branch, len(self._pieces)))
         self._pieces.append(0)
-        ((local, packet_bytes_max),) = self._run("SELECT @@GLOBAL.local_infile, @@SESSION.max_allowed_packet")
-        kind = LoadData if local else Inserts
-        loader = kind(self._connection, into, self._fields, int(packet_bytes_max))
+        kind = LoadData if self._local else Inserts
+        loader = kind(self._connection, into, self._fields, int(self._packet_bytes_max))
+        if self._packs:
+            return Packer(loader, self.sink.key if self.sink.mode == DEDUP else ())
         loader.turn = turn_of(into) if self._appends else ""
         return bulk_loader(loader)
 
@@ -131,17 +149,14 @@ class MySqlWriter(Writer):
         return self.sink.target
 
     def _create_stage(self, piece: str) -> str:
-        """The columns of the target without its keys. What breaks one of them does so when the driver moves the rows.
-
-        Its name is in the comment, which takes no parameters; the name of a piece has neither quotes nor backslashes.
-        """
+        """Its name is in the comment, which takes no parameters; that of a piece has neither quotes nor backslashes."""
         stage = self.sink.place.named(stage_table(piece))
+        order = f"{quote(ORDER_COLUMN)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
+        columns = PACKED_COLUMNS if self._packs else f"{stage_columns(self._columns)}, {order}"
         self._run(
-            "CREATE TABLE {stage} ({columns}, {order} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY) "
-            "ENGINE = InnoDB COMMENT = '{piece}'",
+            "CREATE TABLE {stage} ({columns}) ENGINE = InnoDB COMMENT = '{piece}'",
             stage=stage,
-            columns=", ".join(f"{quote(c.name)} {c.definition} NULL" for c in self._columns),
-            order=quote(ORDER_COLUMN),
+            columns=columns,
             piece=piece,
         )
         return stage

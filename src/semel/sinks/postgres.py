@@ -16,8 +16,8 @@ from semel.sinks.base import NUMBER_OF_TASKS, Context, Writer
 from semel.sinks.postgres_moves import PostgresMover
 from semel.sinks.postgres_store import Place, PostgresStore, one_line, psycopg_, refuse_torn_url
 from semel.sinks.postgres_types import Column, mismatches
-from semel.sinks.sql import VERSION_COLUMN, VERSIONS, Mover, Run, SqlSink
-from semel.sinks.sql_store import Store
+from semel.sinks.sql import VERSION_COLUMN, VERSIONS, Mover, SqlSink
+from semel.sinks.sql_store import Session, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +70,7 @@ class Postgres(SqlSink):
 
         return PostgresWriter(self, branch, durable=durable)
 
-    def mover(self, run: Run) -> Mover:
+    def mover(self, run: Session) -> Mover:
         return PostgresMover(self, run)
 
     def check(self, schema: pa.Schema) -> None:

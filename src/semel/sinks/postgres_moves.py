@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from semel.sinks.postgres import Postgres
 
 Statement = tuple[str, dict[str, str]]
+#: Whether tasks have sorted the rows: they do by numbers and by moments (`in_order_of`).
+IS_SORTED = """
+SELECT bool_and(typcategory IN ('N', 'D')) FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
+WHERE attrelid = to_regclass(%s) AND attname = ANY (%s)
+"""
 #: Three thousand years. PostgreSQL knows no moment much earlier than that before today.
 RETENTION_S_MAX = 1e11
 
@@ -24,6 +29,8 @@ class PostgresMover(Mover):
     """The functions below take the quoted names of tables."""
 
     sink: Postgres
+    #: Whether tasks have put the rows into the order of their keys; None until somebody asks.
+    _is_sorted: bool | None = None
 
     def next_version(self) -> int:
         return _next_version(self.sink, self.run)
@@ -38,7 +45,9 @@ class PostgresMover(Mover):
         return super().move(stage)
 
     def move_new(self, table: str) -> int | None:
-        return _move_new(self.sink, self.run, table, self.version)
+        if self._is_sorted is None:
+            self._is_sorted = self.run(IS_SORTED, (table, list(self.sink.key)))[0][0]
+        return _move_new(self.sink, self.run, table, self.version, is_sorted=bool(self._is_sorted))
 
     def move_one(self, table: str) -> int:
         return move_one(self.sink, self.run, table, self.version)
@@ -58,22 +67,21 @@ def move_one(sink: Postgres, run: Run, stage: str, version: int = 0) -> int:
     return _changed(run, "INSERT INTO {target} ({names}) SELECT {names} FROM {stage}", **_names(sink, stage, names))
 
 
-def _move_new(sink: Postgres, run: Run, stage: str, version: int) -> int | None:
-    """Move the rows of one table if all of its keys are new and different, else nothing and return None.
-
-    In the order of the keys, so that neighbours in an index are written together.
-    """
+def _move_new(sink: Postgres, run: Run, stage: str, version: int, *, is_sorted: bool) -> int | None:
+    """Move the rows of one table if all of its keys are new and different, else nothing and return None."""
     named = _names(sink, stage, _columns(run, stage))
+    in_order = "" if is_sorted else f" ORDER BY {named['key']}"
     run("SAVEPOINT semel_new")
     try:
         if sink.mode == DEDUP:
-            run("INSERT INTO {seen} ({key}) SELECT {key} FROM {stage} ORDER BY {key}", **named, seen=seen_table(sink))
+            seen = "INSERT INTO {seen} ({key}) SELECT {key} FROM {stage}{in_order}"
+            run(seen, **named, seen=seen_table(sink), in_order=in_order)
         staged = _changed(
             run,
             "INSERT INTO {target} ({names}{column}) SELECT {names}{version} FROM {stage}{in_order}",
             **named,
             **_versioned(sink, version),
-            in_order="" if sink.mode == DEDUP else f" ORDER BY {named['key']}",
+            in_order="" if sink.mode == DEDUP else in_order,
         )
     except psycopg_().errors.UniqueViolation:
         run("ROLLBACK TO SAVEPOINT semel_new")

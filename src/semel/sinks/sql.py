@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId
 from semel.sinks.base import Capabilities, Context, Evidence, Participant, Sink
-from semel.sinks.sql_store import Place, Store
+from semel.sinks.sql_store import Place, Session, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ class Mover(ABC):
     Until a key is there already, we take it that all are new: to insert without asking takes half the time.
     """
 
-    def __init__(self, sink: SqlSink, run: Run) -> None:
+    def __init__(self, sink: SqlSink, run: Session) -> None:
         self.sink = sink
         self.run = run
         #: The number of this batch, in mode versions.
@@ -80,6 +80,23 @@ class Mover(ABC):
 
     def finish(self) -> None:  # noqa: B027 - most databases say it at once
         """What the rows can do wrong only when they are all there, they must do now."""
+
+
+def in_order_of(key: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Neighbours in an index are written together, which is much less work. Rows of one key stay in their order.
+
+    That holds for numbers and moments. Which texts are one key only the database can tell.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    t = pa.types
+    ordered = (t.is_integer, t.is_floating, t.is_decimal, t.is_date, t.is_timestamp)
+    if not all(any(kind(batch.schema.field(name).type) for kind in ordered) for name in key):
+        return batch
+    places = pc.sort_indices(batch, sort_keys=[(name, "ascending") for name in key]).to_numpy()
+    return batch if np.array_equal(places, np.arange(len(places))) else batch.take(pa.array(places))
 
 
 @dataclass(frozen=True)
@@ -215,11 +232,15 @@ class SqlSink(Sink):
         """The database, shared by the sinks of one run."""
 
     @abstractmethod
-    def mover(self, run: Run) -> Mover:
+    def mover(self, run: Session) -> Mover:
         """What moves the rows of one batch into the target, as the mode says."""
 
     def cut(self, batch: pa.RecordBatch, filled: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a batch, cut where a piece is full. `filled` are in the one in hand."""
+        """The rows of a batch, by their keys if they have any, cut where a piece is full.
+
+        `filled` are in the one in hand.
+        """
+        batch = in_order_of(self.key, batch) if self.key else batch
         at, room = 0, self.piece_rows - filled % self.piece_rows
         if self.is_native:
             room = batch.num_rows

@@ -52,6 +52,7 @@ class Ahead:
         self._sink = sink
         self._store = store
         self._may_move = may_move
+        self._branch: Branch | None = None
         self._failed = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="semel-ahead", daemon=True)
@@ -77,10 +78,11 @@ class Ahead:
             began = time.monotonic()
             try:
                 ready = list(self._ready())
-                pause_s = max(LOOK_PAUSE_S, LOOK_SHARE * (time.monotonic() - began))
-                for piece in ready:
+                pause_s = 0.0 if ready else max(LOOK_PAUSE_S, LOOK_SHARE * (time.monotonic() - began))
+                for branch, piece in ready:
                     if self._ended.is_set() or not self._move(piece):
                         return
+                    self._branch = branch
             except Exception as error:  # noqa: BLE001 - `prepare` meets the same trouble, and says so
                 _LOG.info("%s: rows are not moved ahead any more: %s", self.attempt, error)
                 self._failed = True
@@ -88,18 +90,19 @@ class Ahead:
                     self._store.forget([self.attempt])
                 return
 
-    def _ready(self) -> Iterator[str]:
+    def _ready(self) -> Iterator[tuple[Branch, str]]:
         """Pieces that are whole, in their order. Where the one in hand can be seen, it is not: it is the last.
 
-        Of a task that is tried several times at once, one try is followed.
+        Of a task that is tried several times at once, one try is followed. We go on with the task whose rows we have
+        moved last: keys of one task are often neighbours, and an index is filled sooner from one end than from two.
         """
         followed: set[int] = set()
-        for branch, pieces in self._store.staged().items():
+        for branch, pieces in sorted(self._store.staged().items(), key=lambda found: found[0] != self._branch):
             if branch.attempt != self.attempt or branch.sink != self._sink.name or branch.task in followed:
                 continue
             followed.add(branch.task)
             whole = pieces if self._store.hides_new_tables else pieces[:-1]
-            yield from (piece for piece in whole if piece not in self.moved)
+            yield from ((branch, piece) for piece in whole if piece not in self.moved)
 
     def _move(self, piece: str) -> bool:
         with self._store.joined(self.attempt, self.name) as (held, run):

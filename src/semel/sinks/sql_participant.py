@@ -21,7 +21,7 @@ from semel.sinks.base import (
 )
 from semel.sinks.sql import Run, SqlSink
 from semel.sinks.sql_ahead import Ahead
-from semel.sinks.sql_store import Held, StagedGone, piece_name, stage_table
+from semel.sinks.sql_store import Held, Session, StagedGone, piece_name, stage_table
 
 LEDGER_BATCHES_KEPT = 1_000
 #: Where tasks write the ledger, the driver prunes it now and then.
@@ -133,7 +133,7 @@ class SqlParticipant(Participant):
         """The name under which the driver's transaction is left prepared, where it is."""
         return Branch(attempt, self.sink.name, 0, 0) if self.sink.firm and self.context.marked else None
 
-    def _move(self, run: Run, committable: Committable, ahead: Ahead | None = None) -> None:
+    def _move(self, run: Session, committable: Committable, ahead: Ahead | None = None) -> None:
         """The rows and the ledger row. Whatever a row can do wrong it does here."""
         mover = ahead.mover if ahead and ahead.mover else self.sink.mover(run)
         moved = dict(ahead.moved) if ahead else {}

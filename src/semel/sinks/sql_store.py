@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count, takewhile
 from typing import Any, ClassVar, TypeVar
 
@@ -90,6 +89,17 @@ class Held:
 
     attempt: Attempt
     branch: Branch | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """Runs statements on one connection of a store."""
+
+    store: Store
+    connection: Any
+
+    def __call__(self, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
+        return self.store.run(self.connection, sql, values, **names)
 
 
 class Store(ABC):
@@ -175,23 +185,21 @@ class Store(ABC):
             return self.run(self._side_connection(), sql, values, **names)
 
     @contextmanager
-    def transaction(self) -> Iterator[Callable[..., list[tuple[Any, ...]]]]:
+    def transaction(self) -> Iterator[Session]:
         """A transaction of its own: committed at the end, rolled back on any error."""
         with self.lock:
             # Nothing is done yet: a connection that is found dead is made anew.
             self.query("BEGIN")
             connection = self._side
             try:
-                yield partial(self.run, connection)
+                yield Session(self, connection)
                 self.run(connection, "COMMIT")
             except BaseException:
                 self._roll_back(connection, held=False)
                 raise
 
     @contextmanager
-    def joined(
-        self, attempt: Attempt, branch: Branch | None = None
-    ) -> Iterator[tuple[Held, Callable[..., list[tuple[Any, ...]]]]]:
+    def joined(self, attempt: Attempt, branch: Branch | None = None) -> Iterator[tuple[Held, Session]]:
         """Work inside the transaction that holds this attempt's prepared rows; it stays open until `commit`.
 
         With a name it is a transaction of its own, to be left prepared under that name.
@@ -202,7 +210,7 @@ class Store(ABC):
                 self._held = self._begin(attempt, branch)
             held, connection = self._held, self._holder
             try:
-                yield held, partial(self.run, connection)
+                yield held, Session(self, connection)
             except BaseException:
                 self.forget()
                 raise

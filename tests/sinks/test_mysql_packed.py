@@ -1,0 +1,158 @@
+"""Rows that wait in MariaDB as requests: what is stored, what becomes of it, and when rows are staged in plain form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from semel.errors import BatchFailed
+from semel.ids import Branch
+from semel.protocol.events import Outcome
+from semel.sinks import mysql_bulk, mysql_wire
+from semel.sinks.mysql import MySql
+from semel.sinks.mysql_packed import Packer
+from semel.sinks.sql_store import stage_table
+from tests.contract.harness import attempt, context
+from tests.sinks.mysql_rig import KEYED, Database, commit, db, stamped, write
+from tests.sinks.participants import prepare, rows, started
+
+__all__ = ["db"]
+STAGED = ("ledger", *KEYED)
+
+
+def stage(db: Database, sink: MySql, *batches: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """What the first piece of a task holds that has these rows."""
+    with started(sink) as participant:
+        branch = Branch(attempt(), sink.name, 0, 0)
+        writer = sink.writer(branch)
+        for batch in batches:
+            writer.write(batch)
+        writer.prepare()
+        table = stage_table(str(branch))
+        found = db.run(f"SELECT * FROM {table} ORDER BY 1")  # noqa: S608 - ours
+        participant.abort([branch])
+    assert db.staged() == []
+    return found
+
+
+@pytest.mark.parametrize("mode", STAGED)
+def test_a_request_is_stored_as_it_will_be_sent(db: Database, mode: str) -> None:
+    ((number, count, layout, keys, body),) = stage(db, db.sink(mode), rows((1, "a"), (2, None)))
+    assert (number, count) == (0, 2)
+    assert layout == '[["id", 8, 0], ["text", 253, 0]]'
+    one, two = b"\0" + (1).to_bytes(8, "little"), b"\0" + (2).to_bytes(8, "little")
+    assert body == one + b"\0\1a" + two + b"\1"
+    assert keys == (one + two if mode == "dedup" else None)
+
+
+def test_many_rows_are_many_requests_that_keep_their_order(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mysql_bulk, "BULK_BYTES_MAX", 100)
+    found = stage(db, db.sink("dedup"), rows(*((n, "x" * 20) for n in range(50))), rows((50, "y")))
+    assert [row[0] for row in found] == list(range(len(found)))
+    assert (len(found) > 10, sum(row[1] for row in found)) == (True, 51)
+    assert b"".join(row[3] for row in found) == b"".join(b"\0" + n.to_bytes(8, "little") for n in range(51))
+
+
+@pytest.mark.parametrize("firm", [False, True])
+@pytest.mark.parametrize("mode", STAGED)
+def test_every_mode_does_with_requests_what_it_does_with_rows(
+    db: Database, mode: str, firm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New keys, keys that are there, keys that come twice in a request, in two requests, in two tasks."""
+    monkeypatch.setattr(mysql_bulk, "BULK_BYTES_MAX", 60)
+    batches = [
+        [rows((1, "a"), (2, "b"), (3, "c")), rows((4, "d"))],
+        [rows((3, "e"), (5, "f"), (5, "g"), (6, "h"), (7, "i"), (5, "j")), rows((8, "k"), (9, "l"))],
+        [rows((10, "m")), rows((1, "n"))],
+    ]
+    found = []
+    for wanted, table in ((mysql_wire.WANTED, "packed"), (0, "plain")):
+        monkeypatch.setattr(mysql_wire, "WANTED", wanted)
+        sink = db.sink(mode, table=f"{table}{db.suffix}", name=f"{table}{db.suffix}", firm=firm)
+        write(sink, *batches)
+        found.append(db.run(f"SELECT * FROM {sink.table} ORDER BY 1, 2"))  # noqa: S608 - ours
+    assert found[0] == found[1]
+    assert len(found[0]) == {"ledger": 14, "versions": 12}.get(mode, 10)
+    assert db.staged() == []
+
+
+def test_order_by_decides_between_rows_of_one_request(db: Database) -> None:
+    sink = db.sink("upsert", order_by="at")
+    write(sink, stamped((1, "old", 5), (1, "new", 9), (1, "older", 3), (2, "a", None), (2, "b", 1), (2, "c", None)))
+    assert db.rows("id, text") == [(1, "new"), (2, "b")]
+
+
+def test_ids_that_are_known_are_left_out_in_a_promise_that_outlives_the_driver(db: Database) -> None:
+    """The driver has unpacked the requests into a table of its session, and then its session ends."""
+    sink = db.sink("dedup", firm=True)
+    write(sink, rows((1, "a")))
+    with started(sink, context(2)) as participant:
+        (promise,) = prepare(participant, sink, attempt(1, 0, 2), rows((1, "b"), (2, "c"), (2, "d")))
+        assert promise.payload["prepared"]
+    with started(sink, context(3)) as participant:
+        assert commit(participant, [promise]) is Outcome.COMMITTED
+        assert commit(participant, [promise]) is Outcome.ALREADY_COMMITTED
+    assert db.rows() == [(1, "a"), (2, "c")]
+
+
+def test_a_row_that_no_packet_can_carry_makes_its_task_stage_in_plain_form(db: Database) -> None:
+    db.create("n bigint unsigned AUTO_INCREMENT PRIMARY KEY, id bigint, text longtext")
+    sink, large = db.sink(), "ž" * 10_000_000
+    with started(sink) as participant:
+        writer: Any = sink.writer(Branch(attempt(), sink.name, 0, 0))
+        writer.write(rows((1, "a")))
+        assert type(writer._loader) is Packer
+        writer.write(rows((2, "b"), (3, large), (4, "c")))
+        assert not isinstance(writer._loader, Packer)
+        writer.write(rows((5, "d")))
+        assert not isinstance(writer._loader, Packer)
+        part = writer.prepare()
+        assert part.payload["pieces"] == [1, 4]
+        assert commit(participant, participant.prepare(attempt(), [part])) is Outcome.COMMITTED
+    found = db.rows("id, char_length(text)", "n")
+    assert found == [(1, 1), (2, 1), (3, 10_000_000), (4, 1), (5, 1)]
+    assert db.staged() == []
+
+
+def refused(db: Database, sink: MySql, batches: Sequence[pa.RecordBatch]) -> str:
+    with started(sink) as participant:
+        with pytest.raises(BatchFailed) as caught:
+            prepare(participant, sink, attempt(), *batches)
+        participant.abort(participant.recover().branches)
+    assert db.staged() == []
+    return str(caught.value)
+
+
+def test_a_row_that_the_driver_cannot_insert_is_named_and_nothing_is_visible(db: Database) -> None:
+    db.create("id bigint PRIMARY KEY, text varchar(3)")
+    assert "Duplicate entry '7' for key 'PRIMARY'" in refused(db, db.sink(), [rows((7, "a")), rows((8, "b"), (7, "c"))])
+    assert "rows were changed: Data truncated for column 'text' at row 2" in refused(
+        db, db.sink("upsert"), [rows((1, "abc"), (2, "abc "))]
+    )
+    assert db.rows() == []
+
+
+def test_a_stage_that_lost_a_request_is_no_batch(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mysql_bulk, "BULK_BYTES_MAX", 60)
+    sink = db.sink()
+    with started(sink) as participant:
+        branch = Branch(attempt(), sink.name, 0, 0)
+        writer = sink.writer(branch)
+        writer.write(rows(*((n, "a") for n in range(20))))
+        part = writer.prepare()
+        db.run(f"DELETE FROM {stage_table(str(branch))} WHERE semel_number = 1")  # noqa: S608 - ours
+        with pytest.raises(BatchFailed, match="vanished before the decision: 15 of 20 rows are staged"):
+            participant.prepare(attempt(), [part])
+        participant.abort([branch])
+    assert (db.rows(), db.staged()) == ([], [])
+
+
+def test_versions_of_which_few_are_kept_are_staged_in_plain_form(db: Database) -> None:
+    sink = db.sink("versions", versions_kept=1)
+    writer: Any = sink.writer(Branch(attempt(), sink.name, 0, 0))
+    writer.write(rows((1, "a")))
+    assert not isinstance(writer._loader, Packer)
+    writer.abort()
