@@ -310,14 +310,16 @@ def test_compressed_rows_are_the_same_both_ways_and_leave_a_marker_that_can_be_r
         sink = rig.sink(topic, name=f"{way}_{rig.suffix}", options={"compression.type": codec, **options})
         assert suits(sink.producer_settings()) == (way == "quick")
         write(sink, large, records_of(*range(500, 510)))
-        seen[way] = sorted((r.partition, r.offset, r.key, r.value) for r in rig.world.committed(topic))
+        # In their order, without their offsets: a broker may write the end of a transaction behind rows of the next.
+        found = sorted((r.partition, r.offset, r.key, r.value) for r in rig.world.committed(topic))
+        seen[way] = [(partition, key, value) for partition, _, key, value in found]
         assert rig.world.marker_log(sink.name).newest_committed(context().pipeline, sink.name) == 1
     assert seen["quick"] == seen["by_row"]
-    assert {key: value for _, _, key, value in seen["quick"]} == {
+    assert {key: value for _, key, value in seen["quick"]} == {
         **{key.encode(): f"{key} ".encode() * 300 for key in keys},
         **{b"%d" % i: b"row %d" % i for i in range(500, 510)},
     }
-    assert min(sum(len(v) for p, _, _, v in seen["quick"] if p == partition) for partition in range(2)) > 200_000
+    assert min(sum(len(v) for p, _, v in seen["quick"] if p == partition) for partition in range(2)) > 200_000
 
 
 def test_settings_of_the_user_reach_the_producer_and_those_of_the_guarantee_stay() -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from semel.sinks.mysql import MySql
 
 VERSIONS_TABLE = "semel_versions"
+#: Who has brought an id, among those who have to ask. Ids that nobody asked about have zero.
+TOKEN_MAX = 2**63 - 1
 #: Of a session of the driver: rows that were stored as requests, for SQL to look at.
 UNPACKED = "semel_unpacked"
 PLACE_COLUMN = "semel_place"
@@ -79,8 +81,7 @@ def _move_new(sink: MySql, run: Run, stage: str, names: Sequence[str], version: 
     try:
         if sink.mode == DEDUP:
             run(
-                "INSERT INTO {seen} ({key}, semel_token) SELECT {key}, %s FROM {stage} ORDER BY {key}",
-                (secrets.token_hex(16),),
+                "INSERT INTO {seen} ({key}) SELECT {key} FROM {stage} ORDER BY {key}",
                 **named,
                 seen=sink.place.named(seen_table(sink)),
             )
@@ -164,8 +165,7 @@ def _send_new(sink: MySql, packed: Packed, version: int) -> int | None:
     run = packed.session
     run("SAVEPOINT semel_new")
     try:
-        token = ("semel_token", f"'{secrets.token_hex(16)}'")
-        packed.send(inserting(sink.place.named(seen_table(sink)), [token]), key=sink.key)
+        packed.send(inserting(sink.place.named(seen_table(sink))), key=sink.key)
     except pymysql_().err.IntegrityError as error:
         if error.args[0] != DUPLICATE_KEY:
             raise
@@ -286,7 +286,7 @@ def _dedup(sink: MySql, run: Run, stage: str, names: Sequence[str]) -> int:
 
     An id that is new gets our token; who brings one that somebody else is writing waits for him.
     """
-    token = secrets.token_hex(16)
+    token = 1 + secrets.randbelow(TOKEN_MAX)
     named = {**_names(sink, stage, names), "seen": sink.place.named(seen_table(sink))}
     run(
         "INSERT INTO {seen} ({key}, semel_token) SELECT DISTINCT {key}, %s FROM {stage} "
@@ -335,7 +335,7 @@ def _create_seen(sink: MySql, run: Run) -> None:
     columns = [c for c in columns_of(run, sink.place, sink.table) if c.name.lower() in keys]
     run(
         "CREATE TABLE IF NOT EXISTS {seen} ({columns}, "
-        "semel_token char(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
+        "semel_token bigint NOT NULL DEFAULT 0, "
         "semel_seen_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), "
         "PRIMARY KEY ({key}), KEY (semel_seen_at)"
         ") ENGINE = InnoDB COMMENT = 'ids that semel has written lately'",
