@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 PLAIN, KEY, VERSIONS = "plain", "key", "versions"
 ROWS_PER_INSERT = "10000"
-WARM_UP_ROUNDS = 1
+#: The JVM compiles for a minute or so.
+WARM_UP_ROUNDS = 2
 PROCESSES = 2
 #: bigint, bigint, double, a text of 64 characters, timestamp
 COLUMNS = (

@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.kafka_game import KafkaGame
-from tests.e2e.proxy import END_TXN, Proxy, proxied_kafka
+from tests.e2e.proxy import END_TXN, KafkaProxy, proxied_kafka
 from tests.processes import stopped_workers, wait_until
 
 MakeProxied = Callable[..., KafkaGame]
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Proxy, str]]:
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaProxy, str]]:
     with proxied_kafka(tmp_path_factory.mktemp("proxied")) as (_, proxy, direct):
         yield proxy, direct
 
 
 @pytest.fixture
-def proxy(network: tuple[Proxy, str]) -> Iterator[Proxy]:
+def proxy(network: tuple[KafkaProxy, str]) -> Iterator[KafkaProxy]:
     yield network[0]
     network[0].mend()
 
 
 @pytest.fixture
-def make_proxied_game(make_kafka_game: Callable[..., KafkaGame], network: tuple[Proxy, str]) -> MakeProxied:
+def make_proxied_game(make_kafka_game: Callable[..., KafkaGame], network: tuple[KafkaProxy, str]) -> MakeProxied:
     """A game whose child reaches the broker through the proxy. The reader that watches is never cut off."""
     return lambda **given: make_kafka_game(servers=network[0].address, watched_at=network[1], **given)
 
@@ -46,7 +46,7 @@ def wake(workers: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_tasks_that_are_cut_off_for_a_moment_go_on(make_proxied_game: MakeProxied, proxy: Proxy) -> None:
+def test_tasks_that_are_cut_off_for_a_moment_go_on(make_proxied_game: MakeProxied, proxy: KafkaProxy) -> None:
     game = make_proxied_game(batches=4)
     child = game.start("task.wrote@2=stop")
     workers = stop_tasks(child)
@@ -60,7 +60,7 @@ def test_tasks_that_are_cut_off_for_a_moment_go_on(make_proxied_game: MakeProxie
 
 
 def test_tasks_that_stay_cut_off_fail_the_batch_and_the_next_start_runs_it_again(
-    make_proxied_game: MakeProxied, proxy: Proxy
+    make_proxied_game: MakeProxied, proxy: KafkaProxy
 ) -> None:
     game = make_proxied_game(batches=4, kafka={"timeout_s": 1.0, "options": {"delivery.timeout.ms": "2000"}})
     child = game.start("task.wrote@2=stop")
@@ -77,7 +77,7 @@ def test_tasks_that_stay_cut_off_fail_the_batch_and_the_next_start_runs_it_again
     game.require_good_end(game.live())
 
 
-def test_a_commit_whose_answer_is_lost_is_asked_for_again(make_proxied_game: MakeProxied, proxy: Proxy) -> None:
+def test_a_commit_whose_answer_is_lost_is_asked_for_again(make_proxied_game: MakeProxied, proxy: KafkaProxy) -> None:
     """The broker has committed, the driver does not know it, and the connection breaks."""
     game = make_proxied_game(batches=4)
     lost = proxy.hold_next(END_TXN, answer=True)
@@ -92,7 +92,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again(make_proxied_game: Mak
 
 
 def test_the_late_commit_of_a_dead_driver_does_not_hit_the_next_transaction(
-    make_proxied_game: MakeProxied, proxy: Proxy
+    make_proxied_game: MakeProxied, proxy: KafkaProxy
 ) -> None:
     """KAFKA-17754: EndTxn is held up in the network while its driver dies and the next one uses the same ids.
 

@@ -15,7 +15,7 @@ SILENT_S_MAX = 300.0
 
 
 @dataclass(eq=False)
-class _Connection:
+class Connection:
     client: socket.socket
     server: socket.socket
     _once: threading.Lock = field(default_factory=threading.Lock)
@@ -52,7 +52,7 @@ class Proxy:
         self._flows = threading.Event()
         self._flows.set()
         self._lock = threading.Lock()
-        self._open: set[_Connection] = set()
+        self._open: set[Connection] = set()
         self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
         threading.Thread(target=self._accept, name=f"proxy {port}", daemon=True).start()
 
@@ -110,7 +110,7 @@ class Proxy:
         threading.Thread(target=self._pass, args=answers, name=f"proxy {self.port}", daemon=True).start()
         self._pass(connection, connection.client, connection.server)
 
-    def _connect(self, client: socket.socket) -> _Connection | None:
+    def _connect(self, client: socket.socket) -> Connection | None:
         if self._is_cut:
             return None
         try:
@@ -120,7 +120,7 @@ class Proxy:
         server.settimeout(None)
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(client, server)
+        connection = Connection(client, server)
         with self._lock:
             if not self._is_cut:
                 self._open.add(connection)
@@ -129,16 +129,19 @@ class Proxy:
         server.close()
         return None
 
-    def _pass(self, connection: _Connection, source: socket.socket, target: socket.socket) -> None:
+    def _pass(self, connection: Connection, source: socket.socket, target: socket.socket) -> None:
         """One direction, until either end is gone or the network is cut."""
-        buffer = bytearray(CHUNK_BYTES)
-        view = memoryview(buffer)
         with suppress(OSError):
-            while count := source.recv_into(buffer):
-                if self._delay_s:
-                    time.sleep(self._delay_s)
-                self._flows.wait(SILENT_S_MAX)
-                target.sendall(view[:count])
+            self.pass_on(connection, source, target)
         connection.close()
         with self._lock:
             self._open.discard(connection)
+
+    def pass_on(self, connection: Connection, source: socket.socket, target: socket.socket) -> None:  # noqa: ARG002 - some tell connections apart
+        buffer = bytearray(CHUNK_BYTES)
+        view = memoryview(buffer)
+        while count := source.recv_into(buffer):
+            if self._delay_s:
+                time.sleep(self._delay_s)
+            self._flows.wait(SILENT_S_MAX)
+            target.sendall(view[:count])
