@@ -20,7 +20,8 @@ WIDTH_MIN, WIDTH_MAX = 990, 16_000
 #: So much room each fault gets, that its label can be read; the picture grows with them.
 FAULT_WIDTH = 20
 MARGIN = 14
-LABELS = 112
+#: The longest label, at its angle.
+LABELS = 128
 LANE, GAP, LIFE_ROW = 30, 10, 16
 LIFE_ROWS_MAX = 4
 AXIS = 26
@@ -66,7 +67,7 @@ def draw(history: History, seen: Mapping[str, Mapping[int, float]], anomalies: S
     """The picture as HTML. `seen` says per sink when each batch first showed."""
     scale = Scale.of(history)
     rows = _rows_of_lives(history.events)
-    first = LABELS + max(rows.values(), default=0) * LIFE_ROW + LIFE_ROW
+    first = LABELS + max(LANE, (max(rows.values(), default=0) + 1) * LIFE_ROW)
     # A server and a sink may have one name: what happened to the server is in a lane of its own.
     servers = sorted({e.lane for e in history.events} - {PIPELINE})
     names, marks, y = [], list(_pipeline(history.events, rows, scale)), first + GAP
