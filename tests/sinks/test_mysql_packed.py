@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,8 @@ def stage(db: Database, sink: MySql, *batches: pa.RecordBatch) -> list[tuple[Any
 def test_a_request_is_stored_as_it_will_be_sent(db: Database, mode: str) -> None:
     ((number, count, layout, keys, body),) = stage(db, db.sink(mode), rows((1, "a"), (2, None)))
     assert (number, count) == (0, 2)
-    assert layout == '[["id", 8, 0], ["text", 253, 0]]'
+    key = ["id"] if mode == "dedup" else []
+    assert json.loads(layout) == {"columns": [["id", 8, 0], ["text", 253, 0]], "key": key}
     one, two = b"\0" + (1).to_bytes(8, "little"), b"\0" + (2).to_bytes(8, "little")
     assert body == one + b"\0\1a" + two + b"\1"
     assert keys == (one + two if mode == "dedup" else None)
@@ -96,6 +98,47 @@ def test_ids_that_are_known_are_left_out_in_a_promise_that_outlives_the_driver(d
         assert commit(participant, [promise]) is Outcome.COMMITTED
         assert commit(participant, [promise]) is Outcome.ALREADY_COMMITTED
     assert db.rows() == [(1, "a"), (2, "c")]
+
+
+@pytest.mark.parametrize("mode", ["dedup", "upsert"])
+def test_a_statement_does_not_outlive_what_it_failed_at(db: Database, mode: str) -> None:
+    """The driver keeps its connection, and a server holds a limited number of statements for all of its clients."""
+    sink = db.sink(mode, create=False)
+    db.create("id bigint PRIMARY KEY, text varchar(3)")
+    count = "SHOW GLOBAL STATUS LIKE 'Prepared_stmt_count'"
+    with started(sink) as participant:
+        store: Any = participant.store  # type: ignore[attr-defined]
+        found = []
+        for number in range(4):
+            promise = prepare(participant, sink, attempt(number), rows((1, "abc"), (number, "abc")))
+            commit(participant, promise)
+            with pytest.raises(BatchFailed):
+                prepare(participant, sink, attempt(10 + number), rows((100, "abcd")))
+            participant.abort(participant.recover().branches)
+            found.append(store.run(store._holder, count)[0][1])
+    assert found == [found[0]] * 4
+
+
+#: The key of a sink when a driver died, and of that which goes on.
+CHANGES = [(("id",), ("text",)), (("id", "text"), ("text", "id")), (("id",), ("id", "text")), ((), ("id",))]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_ids_are_remembered_by_the_key_that_the_sink_has_now(
+    db: Database, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    db.create("id varchar(9), text varchar(9)")
+    known = pa.RecordBatch.from_pylist([{"id": "a", "text": "b"}])
+    again = pa.RecordBatch.from_pylist([{"id": "a", "text": "b"}, {"id": "b", "text": "a"}])
+    new = db.sink("dedup", key=after)
+    write(new, known)
+    old = db.sink("dedup", key=before) if before else db.sink()
+    with started(old, context(2)) as participant:
+        (promise,) = prepare(participant, old, attempt(1, 0, 2), again)
+    with started(new, context(3)) as participant:
+        assert commit(participant, [promise]) is Outcome.COMMITTED
+        assert commit(participant, prepare(participant, new, attempt(2, 0, 3), again)) is Outcome.COMMITTED
+    assert db.rows() == [("a", "b"), ("b", "a")]
 
 
 def test_a_row_that_no_packet_can_carry_makes_its_task_stage_in_plain_form(db: Database) -> None:

@@ -153,6 +153,20 @@ def test_texts_that_are_one_key_stay_in_their_order(db: Database) -> None:
     assert db.run("SELECT id FROM orders") == [(2,)]
 
 
+def test_moments_that_the_table_rounds_to_one_key_stay_in_their_order(db: Database) -> None:
+    db.run("CREATE TABLE orders (at timestamp(0) PRIMARY KEY, text text)")
+    moments = pa.array([300_000, 100_000], pa.timestamp("us"))
+    batch = pa.RecordBatch.from_arrays([moments, pa.array(["first", "last"])], ["at", "text"])
+    write(db.keyed("upsert", key="at", create=False), batch)
+    assert db.run("SELECT text FROM orders") == [("last",)]
+
+
+def test_whole_numbers_are_not_rounded_to_tens(db: Database) -> None:
+    db.run("CREATE TABLE orders (id numeric(5, -1), text text)")
+    with pytest.raises(SchemaMismatch, match="id"):
+        db.sink(create=False).check(rows().schema)
+
+
 # Dedup ------------------------------------------------------------------------------------------------------------
 
 

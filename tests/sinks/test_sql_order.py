@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +17,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 def test_rows_are_sorted_by_all_columns_of_the_key_and_those_of_one_key_stay_in_their_order() -> None:
-    given = batch(a=[2, 1, 2, 1, 2], b=[1.5, 0.0, 0.5, -0.0, 1.5], text=["p", "q", "r", "s", "t"])
+    given = batch(a=[2, 1, 2, 1, 2], b=[Decimal(n) for n in (15, 0, 5, 0, 15)], text=["p", "q", "r", "s", "t"])
     assert in_order_of(["a", "b"], given)["text"].to_pylist() == ["q", "s", "r", "p", "t"]
     assert in_order_of(["b", "a"], given)["text"].to_pylist() == ["q", "s", "r", "p", "t"]
 
@@ -32,8 +34,12 @@ def test_rows_in_order_are_not_copied() -> None:
     assert in_order_of(["a"], given) is given
 
 
-@pytest.mark.parametrize("values", [["b", "a", "B"], [b"b", b"a", b"B"], [True, False, True]])
+MOMENTS = [dt.datetime(2024, 1, 1, 0, 0, 0, n) for n in (2, 1, 3)]
+
+
+@pytest.mark.parametrize("values", [["b", "a", "B"], [b"b", b"a", b"B"], [True, False, True], [2.5, 1.5, 3.5], MOMENTS])
 def test_what_only_the_database_can_compare_is_left_alone(values: list[Any]) -> None:
+    """It may fold letters, and round what it has fewer digits for."""
     given = batch(a=values, n=[2, 1, 0])
     assert in_order_of(["a"], given) is given
     assert in_order_of(["n", "a"], given) is given

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("semel")
 
-#: What may be over in a moment, by number: connections, resources, locks, deadlocks, rows that another has changed
-#: meanwhile (1020, where innodb_snapshot_isolation is on), shutdowns, a read-only standby.
+#: What may be over in a moment, by number: connections, resources, prepared statements (1461), locks, deadlocks, rows
+#: that another has changed meanwhile (1020, where innodb_snapshot_isolation is on), shutdowns, a read-only standby.
 TRANSIENT = frozenset(
     {1021, 1040, 1041, 1053, 1077, 1079, 1080, 1129, 1135, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1205, 1206, 1213}
-    | {1020, 1226, 1290, 1317, 1613, 1614, 1792, 1836, 1927, 1969, 3024, 3101, 3572, 4031}
+    | {1020, 1226, 1290, 1317, 1461, 1613, 1614, 1792, 1836, 1927, 1969, 3024, 3101, 3572, 4031}
 )
 PERMISSION_DENIED = frozenset({1044, 1142, 1143, 1227, 1370})
 PERMISSION_REMEDY = "GRANT this user what docs/sinks/mysql.md lists for the mode, or use another user."

@@ -162,6 +162,8 @@ def _send_new(sink: MySql, packed: Packed, version: int) -> int | None:
     """Where a key that is there already is replaced, there is no need to know. A known id takes another look."""
     if sink.mode != DEDUP:
         return packed.send(_inserting(sink, version), counted=False)
+    if not packed.has_keys(sink.key):
+        return None
     run = packed.session
     run("SAVEPOINT semel_new")
     try:

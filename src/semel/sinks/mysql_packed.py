@@ -4,7 +4,9 @@ A task could stage rows in a table like the target, for the driver to move with 
 every row apart twice. Here the task stores whole requests of mysql_bulk as blobs, and the driver sends them as they
 are: to stage a row costs a fifth, and to move it what it cost before (docs/performance.md).
 
-    a packed stage    number | rows | layout: of each column its name, type and flag | keys, in mode dedup | body
+    a packed stage    number | rows | layout | keys, in mode dedup | body
+
+The layout says of each column of the body its name, type and flag, and which columns the keys are.
 
 A server without such requests, a row that fills a packet, and modes that must look at rows once more in SQL have plain
 stages (mysql_writer, mysql_moves).
@@ -15,6 +17,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +44,6 @@ ONE_OF_KEYS = "SELECT semel_rows, semel_layout, semel_keys FROM {stage} WHERE se
 CELL_BYTES_MAX = 80
 #: The server's number for a value that it has changed.
 DATA_TRUNCATED = 1265
-
-Layout = list[tuple[str, int, int]]
 
 
 def can_pack(connection: Any) -> bool:
@@ -71,7 +72,6 @@ class Packer(Bulk):
     def __init__(self, other: Loader, key: Sequence[str]) -> None:
         self.key = key
         self._number = 0
-        self._layout: Layout = []
         self._with_keys: list[pa.RecordBatch] = []
         super().__init__(other)
 
@@ -81,7 +81,7 @@ class Packer(Bulk):
     @property
     def packet_room(self) -> int:
         """The names of columns travel along, and keys may be all that a row has."""
-        names = sum(len(field.name.encode()) for field in self.fields)
+        names = sum(len(name.encode()) for name in (*(field.name for field in self.fields), *self.key))
         room = super().packet_room - 4 * names - 32 * len(self.fields)
         return room // 2 if self.key else room
 
@@ -90,8 +90,8 @@ class Packer(Bulk):
         return batch.nbytes < self.packet_room // 8 or _row_bytes_max(batch) < self.packet_room
 
     def head(self, batch: pa.RecordBatch, ways: Sequence[Binary]) -> bytes:
-        self._layout = [(name, way.type, way.flag) for name, way in zip(batch.schema.names, ways, strict=True)]
-        return json.dumps(self._layout).encode()
+        columns = [(name, way.type, way.flag) for name, way in zip(batch.schema.names, ways, strict=True)]
+        return json.dumps({"columns": columns, "key": list(self.key)}).encode()
 
     def keep(self, part: pa.RecordBatch, first: int, count: int) -> None:
         if self.key:
@@ -146,9 +146,16 @@ class Packed:
 
     def names(self) -> list[str]:
         """The columns of the rows; none where there are no rows."""
+        return [name for name, _, _ in self._first().get("columns", ())]
+
+    def has_keys(self, key: Sequence[str]) -> bool:
+        """Whether there are requests of these columns alone. A sink may have had another key when it stored them."""
+        return self._first().get("key") == list(key)
+
+    def _first(self) -> dict[str, Any]:
         for number in self._numbers():
-            return [name for name, _, _ in json.loads(self._request(ONE_OF_KEYS, number)[1])]
-        return []
+            return dict(self._request(ONE_OF_KEYS, number)[1])
+        return {}
 
     def send(self, insert: Callable[[Sequence[str]], str], *, key: Sequence[str] = (), counted: bool = True) -> int:
         """Send each request, with the statement that `insert` makes of the names of its columns. Returns the rows.
@@ -156,25 +163,29 @@ class Packed:
         With `key`, the requests that insert only those columns. One by one: a stage may be larger than our memory.
         """
         sent, prepared = 0, {}
-        for number in self._numbers():
-            rows, layout, body = self._request(ONE_OF_KEYS if key else ONE_OF_ALL, number)
-            described = {name: (kind, flag) for name, kind, flag in json.loads(layout)}
-            names = tuple(key or described)
-            if names not in prepared:
-                prepared[names] = Statement(self.session.connection, insert(names))
-            prepared[names].execute_bulk([prepared[names].head([described[name] for name in names]), body])
-            self._expect(rows if counted else None)
-            sent += rows
-        for statement in prepared.values():
-            statement.close()
+        try:
+            for number in self._numbers():
+                rows, layout, body = self._request(ONE_OF_KEYS if key else ONE_OF_ALL, number)
+                described = {name: (kind, flag) for name, kind, flag in layout["columns"]}
+                names = tuple(key or described)
+                if names not in prepared:
+                    prepared[names] = Statement(self.session.connection, insert(names))
+                prepared[names].execute_bulk([prepared[names].head([described[name] for name in names]), body])
+                self._expect(rows if counted else None)
+                sent += rows
+        finally:
+            # The connection outlives the batch, and a server holds so many statements and no more.
+            for statement in prepared.values():
+                with suppress(Exception):  # on a dead connection there is none
+                    statement.close()
         return sent
 
     def _numbers(self) -> list[int]:
         return [number for (number,) in self.session(NUMBERS, stage=self.stage)]
 
-    def _request(self, sql: str, number: int) -> tuple[int, str, bytes]:
+    def _request(self, sql: str, number: int) -> tuple[int, dict[str, Any], bytes]:
         ((rows, layout, body),) = self.session(sql, (number,), stage=self.stage)
-        return rows, layout, body
+        return rows, json.loads(layout), body
 
     def _expect(self, rows: int | None) -> None:
         """What the server did to rows without calling it an error is one of its errors here."""

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from semel.sinks.postgres import Postgres
 
 Statement = tuple[str, dict[str, str]]
-#: Whether tasks have sorted the rows: they do by numbers and by moments (`in_order_of`).
+#: Whether tasks have sorted the rows (`in_order_of`).
 IS_SORTED = """
-SELECT bool_and(typcategory IN ('N', 'D')) FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
+SELECT bool_and(typname IN ('int2', 'int4', 'int8', 'numeric', 'date'))
+FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
 WHERE attrelid = to_regclass(%s) AND attname = ANY (%s)
 """
 #: Three thousand years. PostgreSQL knows no moment much earlier than that before today.

@@ -67,7 +67,7 @@ def encoder(arrow: Any, column: Column) -> copy.Encode | None:
         element = encoder(arrow.value_type, of) if column.element else None
         return copy.arrays(element, column.element_oid) if element else None
     if t.is_integer(arrow):
-        return _integer(column.type)
+        return _integer(column)
     if t.is_floating(arrow):
         return _float(arrow, column.type)
     if _is_text(arrow):
@@ -94,13 +94,15 @@ def _plain(arrow: Any) -> dict[str, copy.Encode]:
     return {"bytea": copy.text} if _is_bytes(arrow) else {}
 
 
-def _integer(kind: str) -> copy.Encode | None:
+def _integer(column: Column) -> copy.Encode | None:
     import pyarrow as pa
 
-    if kind in INTEGERS:
-        bits, binary = INTEGERS[kind]
+    if column.type in INTEGERS:
+        bits, binary = INTEGERS[column.type]
         return copy.numbers({16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits], binary)
-    return copy.numerics(0, _INT64_PRECISION) if kind == "numeric" else None
+    # Into one that counts in tens, the server would round without a word.
+    is_exact = column.type == "numeric" and (column.scale or 0) >= 0
+    return copy.numerics(0, _INT64_PRECISION) if is_exact else None
 
 
 def _float(arrow: Any, kind: str) -> copy.Encode | None:

@@ -85,14 +85,14 @@ class Mover(ABC):
 def in_order_of(key: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:
     """Neighbours in an index are written together, which is much less work. Rows of one key stay in their order.
 
-    That holds for numbers and moments. Which texts are one key only the database can tell.
+    That holds for what a database keeps as it is. Which texts are one key only it can tell, and it may round moments.
     """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     t = pa.types
-    ordered = (t.is_integer, t.is_floating, t.is_decimal, t.is_date, t.is_timestamp)
+    ordered = (t.is_integer, t.is_decimal, t.is_date)
     if not all(any(kind(batch.schema.field(name).type) for kind in ordered) for name in key):
         return batch
     places = pc.sort_indices(batch, sort_keys=[(name, "ascending") for name in key]).to_numpy()
