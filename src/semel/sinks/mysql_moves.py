@@ -188,11 +188,9 @@ def _dedup_packed(sink: MySql, packed: Packed) -> int:
         return 0
     # Of an engine without transactions: what is left prepared must not hold on to a table of a session.
     run(
-        "CREATE TEMPORARY TABLE {unpacked} ({columns}, {order} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY) "
-        "ENGINE = Aria",
+        "CREATE TEMPORARY TABLE {unpacked} ({columns}) ENGINE = Aria",
         unpacked=unpacked,
         columns=stage_columns([known[name.lower()] for name in names]),
-        order=quote(ORDER_COLUMN),
     )
     packed.send(inserting(unpacked))
     staged = _dedup(sink, run, UNPACKED, names)
@@ -201,8 +199,12 @@ def _dedup_packed(sink: MySql, packed: Packed) -> int:
 
 
 def stage_columns(columns: Sequence[Column]) -> str:
-    """The columns of the target without its keys. What breaks one of them does so when the driver moves the rows."""
-    return ", ".join(f"{quote(c.name)} {c.definition} NULL" for c in columns)
+    """The columns of the target without its keys, and a number for the order of rows.
+
+    What breaks a key does so when the driver moves the rows.
+    """
+    order = f"{quote(ORDER_COLUMN)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
+    return ", ".join([*(f"{quote(c.name)} {c.definition} NULL" for c in columns), order])
 
 
 # Upsert and versions ------------------------------------------------------------------------------------------------

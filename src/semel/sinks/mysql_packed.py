@@ -38,6 +38,7 @@ COLUMNS = (
     "semel_layout longtext CHARACTER SET utf8mb4 NOT NULL, semel_keys longblob NULL, semel_body longblob NOT NULL"
 )
 NUMBERS = "SELECT semel_number FROM {stage} ORDER BY 1"
+FIRST_LAYOUT = "SELECT semel_layout FROM {stage} ORDER BY semel_number LIMIT 1"
 ONE_OF_ALL = "SELECT semel_rows, semel_layout, semel_body FROM {stage} WHERE semel_number = %s"
 ONE_OF_KEYS = "SELECT semel_rows, semel_layout, semel_keys FROM {stage} WHERE semel_number = %s"
 #: What a value takes that is no text and no bytes, at most: a decimal of 65 digits. And the size of one that is.
@@ -153,9 +154,9 @@ class Packed:
         return self._first().get("key") == list(key)
 
     def _first(self) -> dict[str, Any]:
-        for number in self._numbers():
-            return dict(self._request(ONE_OF_KEYS, number)[1])
-        return {}
+        """The layout of the first request."""
+        found = self.session(FIRST_LAYOUT, stage=self.stage)
+        return dict(json.loads(found[0][0])) if found else {}
 
     def send(self, insert: Callable[[Sequence[str]], str], *, key: Sequence[str] = (), counted: bool = True) -> int:
         """Send each request, with the statement that `insert` makes of the names of its columns. Returns the rows.

@@ -11,12 +11,11 @@ from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
 from semel.sinks.mysql_bulk import bulk_loader
-from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader, pymysql_, quote, turn_of
+from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader, pymysql_, turn_of
 from semel.sinks.mysql_moves import create_side_tables, create_target, stage_columns
 from semel.sinks.mysql_packed import COLUMNS as PACKED_COLUMNS
 from semel.sinks.mysql_packed import Packer, can_pack
 from semel.sinks.mysql_store import (
-    ORDER_COLUMN,
     columns_of,
     end_prepared,
     engine_of,
@@ -151,12 +150,10 @@ class MySqlWriter(Writer):
     def _create_stage(self, piece: str) -> str:
         """Its name is in the comment, which takes no parameters; that of a piece has neither quotes nor backslashes."""
         stage = self.sink.place.named(stage_table(piece))
-        order = f"{quote(ORDER_COLUMN)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
-        columns = PACKED_COLUMNS if self._packs else f"{stage_columns(self._columns)}, {order}"
         self._run(
             "CREATE TABLE {stage} ({columns}) ENGINE = InnoDB COMMENT = '{piece}'",
             stage=stage,
-            columns=columns,
+            columns=PACKED_COLUMNS if self._packs else stage_columns(self._columns),
             piece=piece,
         )
         return stage
