@@ -55,8 +55,8 @@ class MySqlBench(Bench):
 
     def drop(self, table: str) -> None:
         self._run(f"DROP TABLE {table}")
-        seen = self._run("SELECT table_name FROM information_schema.tables WHERE table_name LIKE 'semel\\_seen\\_%'")
-        for (name,) in seen:
+        ids = self._run("SELECT table_name FROM information_schema.tables WHERE table_name RLIKE '^semel_(seen|due)_'")
+        for (name,) in ids:
             self._run(f"DROP TABLE {name}")
 
     def jdbc(self, *, tuned: bool) -> dict[str, str]:

@@ -56,8 +56,8 @@ class PostgresBench(Bench):
 
     def drop(self, table: str) -> None:
         self._run(f"DROP TABLE {table}")
-        seen = self._run("SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, 'semel_seen_')")
-        for (name,) in seen:
+        ids = self._run("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^semel_(seen|due)_'")
+        for (name,) in ids:
             self._run(f"DROP TABLE {name}")
 
     def jdbc(self, *, tuned: bool) -> dict[str, str]:

@@ -107,7 +107,7 @@ class Bench(ABC):
             "jdbc": (PLAIN, self._by_jdbc(tuned=False)),
             "jdbc_tuned": (PLAIN, self._by_jdbc(tuned=True)),
         }
-        if set(self.modes.values()) - {PLAIN}:
+        if self._keyed():
             theirs["jdbc_tuned_with_key"] = (KEY, self._by_jdbc(tuned=True))
         return theirs | {mode: (shape, self._by_semel(mode)) for mode, shape in self.modes.items()}
 
@@ -181,21 +181,17 @@ class Bench(ABC):
     def result(self) -> dict[str, Any]:
         """Ratios are those of the medians that stand beside them.
 
-        A mode is compared with JDBC into a table such as it has itself. `dedup` keeps its keys in another table, so it
-        is compared with both.
+        A mode that keeps a key, in its table or beside it, is compared with JDBC into a table with one, too.
         """
-        with_key = "jdbc_tuned_with_key"
         return {
             "rows_per_s": {name: round(statistics.median(found)) for name, found in self.rates.items()},
-            "ratio_to_tuned_jdbc": {
-                mode: self._ratio(mode, "jdbc_tuned" if shape == PLAIN else with_key)
-                for mode, shape in self.modes.items()
-            },
-            "ratio_to_tuned_jdbc_with_key": {
-                mode: self._ratio(mode, with_key) for mode in {DEDUP} & set(self.modes) if with_key in self.rates
-            },
+            "ratio_to_tuned_jdbc": {mode: self._ratio(mode, "jdbc_tuned") for mode in self.modes},
+            "ratio_to_tuned_jdbc_with_key": {mode: self._ratio(mode, "jdbc_tuned_with_key") for mode in self._keyed()},
             **{f"ratio_to_{limit}": {mode: self._ratio(mode, limit) for mode in self.modes} for limit in self.limits()},
         }
+
+    def _keyed(self) -> list[str]:
+        return [mode for mode, shape in self.modes.items() if shape != PLAIN or mode == DEDUP]
 
     def _ratio(self, ours: str, theirs: str) -> float:
         return round(statistics.median(self.rates[ours]) / statistics.median(self.rates[theirs]), 3)

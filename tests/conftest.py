@@ -21,6 +21,10 @@ from semel.sinks.sql_store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Before they are imported, so that their assertions tell what was there instead, as those of the tests do.
+pytest.register_assert_rewrite(
+    "tests.kafka_world", "tests.processes", *(f"tests.sinks.{name}_rig" for name in ("kafka", "mysql", "postgres"))
+)
 
 # A machine that is busy with other tests is slow for a second now and then, which says nothing about a test.
 settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,7 +11,7 @@ import pymysql
 from semel.ids import Attempt, parse_branch
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_moves import seen_table
+from semel.sinks.mysql_ids import due_table, seen_table
 from semel.sinks.mysql_store import parse_xid
 from semel.sinks.mysql_url import settings_of
 from semel.sinks.sql_store import stage_table
@@ -121,7 +121,8 @@ class MySqlHarness(Harness):
             if self.suffix in name:
                 self.run(f"XA ROLLBACK {known_as}")
         staged = [stage_table(name) for name in self.staged() if parse_branch(name)]
-        ours = [seen_table(sink) for sink in (self.sink(), self.neighbour()) if isinstance(sink, MySql)]
+        sinks = [sink for sink in (self.sink(), self.neighbour()) if isinstance(sink, MySql)]
+        ours = [name(sink) for sink in sinks for name in (seen_table, due_table)]
         mine = self.run("SHOW FULL TABLES WHERE locate(%s, tables_in_semel) > 0", self.suffix)
         for table, kind in [*mine, *((name, "TABLE") for name in [*staged, *ours])]:
             self.run(f"DROP {'VIEW' if kind == 'VIEW' else 'TABLE'} IF EXISTS `{table}`")

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from semel.decisions.records import journal_entry, parse_journal_entry
 from semel.errors import BatchFailed
@@ -16,6 +19,7 @@ from semel.ids import Branch
 from semel.protocol.events import Committable, Decided, Outcome
 from semel.sinks.base import Participant
 from semel.sinks.kafka import AMBIGUOUS, Kafka
+from semel.sinks.kafka_delivery import DeliveryFailed, Failure
 from semel.sinks.kafka_direct import suits
 from semel.sinks.kafka_markers import Fate
 from semel.sinks.kafka_producers import release_all, settle_all
@@ -75,6 +79,37 @@ def test_one_refused_row_among_many_fails_the_batch_and_none_is_visible(rig: Rig
     assert arrived[:600] == list(range(600))
     assert 700 not in arrived
     assert rig.visible(topic) == []
+
+
+def test_a_refused_row_is_named_by_whoever_writes_after_it(rig: Rig) -> None:
+    """librdkafka refuses rows of a broken transaction, which says nothing about these."""
+    sink = rig.sink(rig.topic(partitions=1, config={"max.message.bytes": "1000"}))
+    rows = [pa.RecordBatch.from_pydict({"key": [key], "value": ["x" * n]}) for key, n in (("7", 5000), ("8", 5))]
+    with started(sink):
+        writer: Any = sink.writer(Branch(attempt(), sink.name, 0, 0))
+        writer.write(rows[0].append_column("timestamp", TIMESTAMP))
+        producer = writer._ready.producer
+        wait_until(producer._why_purged)
+        with pytest.raises(BatchFailed, match=r"did not take a row \(partition 0, key '7', 5000 bytes\)"):
+            writer.write(rows[1].append_column("timestamp", TIMESTAMP))
+        writer.abort()
+
+
+def test_rows_that_were_given_up_are_not_taken_for_the_cause(rig: Rig) -> None:
+    """They may be reported before the row that the broker refused, and so may those that came with it."""
+    sink = rig.sink(rig.topic())
+    with started(sink):
+        writer: Any = sink.writer(Branch(attempt(), sink.name, 0, 0))
+        writer.write(records_of(1).append_column("timestamp", TIMESTAMP))
+        producer = writer._ready.producer
+        said = [("_PURGE_QUEUE", b"8", 5), ("MSG_SIZE_TOO_LARGE", b"6", 5), ("MSG_SIZE_TOO_LARGE", b"7", 5000)]
+        producer._failures += [Failure(name, "too large", sink.topic, 0, key, size) for name, key, size in said]
+        with pytest.raises(DeliveryFailed) as fatal:
+            producer._call(Mock(side_effect=KafkaException(KafkaError(KafkaError._FATAL))))
+        assert fatal.value.failures[0].key == b"7"
+        with pytest.raises(BatchFailed, match=r"did not take a row \(partition 0, key '7', 5000 bytes\): too large"):
+            writer.prepare()
+        writer.abort()
 
 
 # 2: empty transactions --------------------------------------------------------------------------------------------

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 
-from semel.errors import BatchFailed
+from semel.errors import BatchFailed, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
-from semel.sinks import mysql_bulk, mysql_wire
+from semel.sinks import mysql_bulk, mysql_moves, mysql_packed, mysql_wire
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql_packed import Packer
 from semel.sinks.sql_store import stage_table
 from tests.contract.harness import attempt, context
+from tests.processes import wait_until
 from tests.sinks.mysql_rig import KEYED, Database, commit, db, stamped, write
 from tests.sinks.participants import prepare, rows, started
 
@@ -44,7 +48,7 @@ def test_a_request_is_stored_as_it_will_be_sent(db: Database, mode: str) -> None
     ((number, count, layout, keys, body),) = stage(db, db.sink(mode), rows((1, "a"), (2, None)))
     assert (number, count) == (0, 2)
     key = ["id"] if mode == "dedup" else []
-    assert json.loads(layout) == {"columns": [["id", 8, 0], ["text", 253, 0]], "key": key}
+    assert json.loads(layout) == {"columns": [["id", 8, 0], ["text", 252, 0]], "key": key}
     one, two = b"\0" + (1).to_bytes(8, "little"), b"\0" + (2).to_bytes(8, "little")
     assert body == one + b"\0\1a" + two + b"\1"
     assert keys == (one + two if mode == "dedup" else None)
@@ -191,6 +195,45 @@ def test_a_stage_that_lost_a_request_is_no_batch(db: Database, monkeypatch: pyte
             participant.prepare(attempt(), [part])
         participant.abort([branch])
     assert (db.rows(), db.staged()) == ([], [])
+
+
+@pytest.mark.parametrize("patience_s", [1, 20])
+def test_who_waits_to_drop_a_stage_delays_its_move_or_has_it_tried_again(
+    db: Database, patience_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has read the stage, he waits for the driver, and the driver's second connection waits for him."""
+    monkeypatch.setattr(mysql_bulk, "BULK_BYTES_MAX", 60)
+    sink, table = db.sink(timeout_s=2), stage_table(str(Branch(attempt(), db.sink().name, 0, 0)))
+    droppers: list[threading.Thread] = []
+
+    def drop() -> None:
+        with suppress(pymysql.Error), db.session() as cursor:
+            cursor.execute(f"SET SESSION lock_wait_timeout = {patience_s}")
+            cursor.execute(f"DROP TABLE {table}")
+
+    def is_waiting() -> bool:
+        waits = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for table metadata lock%%'"
+        return bool(db.run(f"{waits} AND info = %s", f"DROP TABLE {table}"))
+
+    def inserting(*given: Any) -> Any:
+        droppers.append(threading.Thread(target=drop))
+        droppers[0].start()
+        wait_until(is_waiting)
+        return mysql_packed.inserting(*given)
+
+    monkeypatch.setattr(mysql_moves, "inserting", inserting)
+    with started(sink) as participant:
+        writer = sink.writer(Branch(attempt(), sink.name, 0, 0))
+        writer.write(rows(*((n, "a") for n in range(20))))
+        part = writer.prepare()
+        if patience_s < sink.timeout_s:
+            assert commit(participant, participant.prepare(attempt(), [part])) is Outcome.COMMITTED
+        else:
+            with pytest.raises(SinkUnavailable, match="Lock wait timeout exceeded"):
+                participant.prepare(attempt(), [part])
+            participant.abort([part.branch])
+    droppers[0].join()
+    assert (len(droppers), db.rows("count(*)", "1"), db.staged()) == (1, [(20 if patience_s == 1 else 0,)], [])
 
 
 def test_versions_of_which_few_are_kept_are_staged_in_plain_form(db: Database) -> None:

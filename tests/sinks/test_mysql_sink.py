@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from semel.protocol.events import Outcome
 from semel.sinks import mysql_wire, sql_participant
 from semel.sinks.memory import Memory
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_moves import seen_table
+from semel.sinks.mysql_ids import due_table, forget_old, seen_table
 from tests.contract.harness import attempt, context
 from tests.sinks.mysql_rig import KEYED, MODES, Database, commit, db, stamped, write
 from tests.sinks.participants import prepare, rows, started
@@ -90,13 +91,90 @@ def test_an_id_is_written_once_within_a_task_across_tasks_and_across_batches(db:
     assert db.rows() == [(5, "y")]
 
 
-def test_ids_are_forgotten_after_the_retention(db: Database) -> None:
+@pytest.fixture(params=["packed", "plain"])
+def staging(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether ids are stored as requests, or as rows, as on a server of MySQL."""
+    if request.param == "plain":
+        monkeypatch.setattr(mysql_wire, "WANTED", 0)
+    return str(request.param)
+
+
+def age(db: Database, sink: MySql) -> None:
+    """All that is remembered is older by 61 seconds."""
+    due = sink.place.named(due_table(sink))
+    db.run(f"UPDATE {due} SET semel_at = semel_at - INTERVAL 61 SECOND")  # noqa: S608 - ours
+
+
+def remembered(db: Database, sink: MySql) -> list[tuple[Any, ...]]:
+    names = ", ".join(sink.key)
+    return db.run(f"SELECT {names} FROM {sink.place.named(seen_table(sink))} ORDER BY {names}")  # noqa: S608 - ours
+
+
+def test_ids_are_forgotten_after_the_retention(db: Database, staging: str) -> None:
+    """Those that were taken for new, and those of rows that brought some twice."""
     sink = db.sink("dedup", retention_s=60)
-    write(sink, rows((1, "a"), (1, "b")))
+    write(sink, rows((1, "a"), (2, "b")), rows((3, "c"), (3, "d")))
+    age(db, sink)
+    write(sink, rows((1, "e"), (4, "f")), incarnation=2)
+    assert remembered(db, sink) == [(1,), (4,)]
+    write(sink, rows((3, "g"), (4, "h")), incarnation=3)
+    assert db.rows() == [(1, "a"), (1, "e"), (2, "b"), (3, "c"), (3, "g"), (4, "f")]
+    assert len(db.run(f"SELECT 1 FROM {sink.place.named(due_table(sink))}")) == 2  # noqa: S608 - ours
+
+
+def test_only_ids_that_are_due_are_forgotten(db: Database, staging: str) -> None:
+    """Also where later rows have brought an id again: it is remembered since it was written, and no longer."""
+    sink = db.sink("dedup", key=["id", "text"], retention_s=60)
+    write(sink, rows((1, "a"), (2, "b"), (2, "c")))
+    age(db, sink)
+    write(replace(sink, retention_s=3600), rows((2, "b"), (3, "d")), incarnation=2)
+    assert remembered(db, sink) == [(1, "a"), (2, "b"), (2, "c"), (3, "d")]
+    write(sink, rows((4, "e"), (2, "c")), incarnation=3)
+    assert remembered(db, sink) == [(2, "c"), (3, "d"), (4, "e")]
+    assert db.rows() == [(1, "a"), (2, "b"), (2, "c"), (2, "c"), (3, "d"), (4, "e")]
+
+
+def test_an_id_that_somebody_else_has_brought_anew_stays(db: Database, staging: str) -> None:
+    """Of two pipelines that share ids, both may find the same ones due, and one of them bring some again meanwhile."""
+    sink = db.sink("dedup", retention_s=60)
+    write(sink, rows((1, "a"), (2, "b")))
+    age(db, sink)
     seen = sink.place.named(seen_table(sink))
-    db.run(f"UPDATE {seen} SET semel_seen_at = semel_seen_at - INTERVAL 61 SECOND")  # noqa: S608 - ours
-    write(sink, rows((1, "c")), incarnation=2)
-    assert db.rows() == [(1, "a"), (1, "c")]
+    db.run(f"UPDATE {seen} SET semel_token = semel_token - 1 WHERE id = 2")  # noqa: S608 - ours
+    write(sink, rows((1, "c"), (2, "d")), incarnation=2)
+    assert (remembered(db, sink), db.rows()) == ([(1,), (2,)], [(1, "a"), (1, "c"), (2, "b")])
+
+
+def test_what_was_stored_as_requests_waits_for_a_connection_that_can_send_them(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = db.sink("dedup", retention_s=60)
+    write(sink, rows((1, "a")))
+    age(db, sink)
+    with monkeypatch.context() as hidden:
+        hidden.setattr(mysql_wire, "WANTED", 0)
+        write(sink, rows((2, "b")), incarnation=2)
+    assert remembered(db, sink) == [(1,), (2,)]
+    write(sink, rows((1, "c")), incarnation=3)
+    assert (remembered(db, sink), db.rows()) == ([(1,), (2,)], [(1, "a"), (1, "c"), (2, "b")])
+
+
+def test_old_ids_are_found_by_an_index(db: Database, staging: str) -> None:
+    """By the key where requests delete them, also if it is a text, else by the token."""
+    sink = db.sink("dedup", key=["text"], retention_s=60)
+    write(sink, rows(*((n, f"old {n}") for n in range(100))))
+    age(db, sink)
+    write(replace(sink, retention_s=3600), rows(*((n, f"new {n}") for n in range(3000))), incarnation=2)
+    store = sink.store(context(incarnation=2))
+    with store.transaction() as run:
+        read = "SHOW SESSION STATUS LIKE 'Handler_read_rnd_next'"
+        before = int(run(read)[0][1])
+        forget_old(sink, run)
+        read_one_by_one = int(run(read)[0][1]) - before
+    store.release()
+    assert len(remembered(db, sink)) == 3000
+    # Those are tables in which the server describes others.
+    assert read_one_by_one < 1000
 
 
 @pytest.mark.parametrize("mode", ["upsert", "dedup"])

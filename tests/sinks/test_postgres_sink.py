@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -182,14 +183,52 @@ def test_an_id_is_written_once_within_a_task_across_tasks_and_across_batches(db:
     assert db.run("SELECT * FROM orders") == [(5, "y")]
 
 
+def ids_of(db: Database) -> tuple[str, str]:
+    """The tables where ids are remembered, and where it is written down when they may be forgotten."""
+    found = db.run("SELECT relname FROM pg_class WHERE relname ~ '^semel_(seen|due)_' AND relkind = 'r' ORDER BY 1")
+    return found[1][0], found[0][0]
+
+
 def test_ids_are_forgotten_after_the_retention(db: Database) -> None:
     sink = db.keyed("dedup", retention_s=60)
     write(sink, rows((1, "a"), (1, "b")), rows((1, "c")))
-    (table,) = db.run("SELECT relname FROM pg_class WHERE relname LIKE 'semel_seen_%' AND relkind = 'r'")[0]
-    db.run(f"UPDATE {table} SET semel_seen_at = semel_seen_at - interval '61 s'")  # noqa: S608 - ours
+    seen, due = ids_of(db)
+    db.run(f"UPDATE {due} SET semel_at = semel_at - interval '61 s'")  # noqa: S608 - ours
     write(sink, rows((1, "d")), incarnation=2)
     assert db.run("SELECT text FROM orders ORDER BY 1") == [("a",), ("d",)]
-    assert db.run(f"SELECT count(*) FROM {table}") == [(1,)]  # noqa: S608 - ours
+    assert db.run(f"SELECT count(*) FROM {seen}") == [(1,)]  # noqa: S608 - ours
+    assert db.run(f"SELECT id FROM {due}") == [([1],)]  # noqa: S608 - ours
+
+
+def test_only_ids_that_are_due_are_forgotten(db: Database) -> None:
+    """Also where later rows have brought an id again: it is remembered since it was written, and no longer."""
+    sink = db.keyed("dedup", key=["id", "text"], retention_s=60)
+    write(sink, rows((1, "a"), (2, "b"), (2, "c")))
+    seen, due = ids_of(db)
+    db.run(f"UPDATE {due} SET semel_at = semel_at - interval '61 s'")  # noqa: S608 - ours
+    write(replace(sink, retention_s=3600), rows((2, "b"), (3, "d")), incarnation=2)
+    assert db.run(f"SELECT id, text FROM {seen} ORDER BY 1, 2") == [(1, "a"), (2, "b"), (2, "c"), (3, "d")]  # noqa: S608
+    write(sink, rows((4, "e"), (2, "c")), incarnation=3)
+    assert db.run(f"SELECT id, text FROM {seen} ORDER BY 1, 2") == [(2, "c"), (3, "d"), (4, "e")]  # noqa: S608 - ours
+    assert db.run("SELECT * FROM orders ORDER BY 1, 2") == [
+        (1, "a"),
+        (2, "b"),
+        (2, "c"),
+        (2, "c"),
+        (3, "d"),
+        (4, "e"),
+    ]
+
+
+def test_what_is_due_is_written_down_in_lists_that_fit_into_memory(db: Database) -> None:
+    assert [db.keyed("dedup", piece_rows=10**9).room(piece) for piece in (0, 1)] == [10_000, 50_000]
+    assert [db.keyed("upsert", piece_rows=10**9).room(piece) for piece in (0, 1)] == [10_000, 10**9]
+
+
+def test_an_array_cannot_be_an_id(db: Database) -> None:
+    schema = pa.schema([("id", pa.list_(pa.int64()))])
+    with pytest.raises(SchemaMismatch, match="an array cannot be an id in mode 'dedup': column id"):
+        db.keyed("dedup").check(schema)
 
 
 @pytest.mark.parametrize("forever", [float("inf"), 1e300])

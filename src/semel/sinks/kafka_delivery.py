@@ -12,6 +12,7 @@ NO_ANSWER = frozenset({"_TIMED_OUT", "_TRANSPORT"})
 #: Rows that were given up because of something else; and what a producer says in whose transaction nothing is wrong.
 PURGED = frozenset({"_PURGE_QUEUE", "_PURGE_INFLIGHT"})
 NOTHING_WRONG = frozenset({"_STATE", "_NOT_CONFIGURED"})
+TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 #: A row that may go to any partition.
 UNASSIGNED = -1
 PATIENCE_S = 1.0
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Failure:
-    """A row, a topic or the producer itself, in librdkafka's words: `name` is its code, such as MSG_SIZE_TOO_LARGE.
+    """A row, a topic or the producer itself, in librdkafka's words: `name` is its code, such as TOO_LARGE.
 
     Where it is not about one row, the size is -1. `retriable` is what may pass when it is asked again.
     """

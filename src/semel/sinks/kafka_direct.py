@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from semel.kafka_options import CONNECTION
-from semel.sinks.kafka_delivery import UNASSIGNED, DeliveryFailed, Failure
+from semel.sinks.kafka_delivery import TOO_LARGE, UNASSIGNED, DeliveryFailed, Failure
 from semel.sinks.kafka_records import (
     BATCH_BYTES,
     CODECS,
@@ -73,12 +73,11 @@ FOLLOWED = {
 
 #: What brokers answer, in librdkafka's words, which the rest of the sink knows.
 WORDS = {
-    "MESSAGE_SIZE_TOO_LARGE": "MSG_SIZE_TOO_LARGE",
-    "RECORD_LIST_TOO_LARGE": "MSG_SIZE_TOO_LARGE",
+    "MESSAGE_SIZE_TOO_LARGE": TOO_LARGE,
+    "RECORD_LIST_TOO_LARGE": TOO_LARGE,
     "UNKNOWN_TOPIC_OR_PARTITION": "UNKNOWN_TOPIC_OR_PART",
     "INVALID_TOPIC": "TOPIC_EXCEPTION",
 }
-TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 TEXTS = {
     TOO_LARGE: "Broker: Message size too large",
     "UNKNOWN_TOPIC_OR_PART": "Broker: Unknown topic or partition",

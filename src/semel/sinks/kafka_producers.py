@@ -35,7 +35,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from semel.durable import create_file
 from semel.errors import MissingExtra
 from semel.kafka_options import connection_options
-from semel.sinks.kafka_delivery import NO_ANSWER, NOTHING_WRONG, PURGED, UNASSIGNED, DeliveryFailed, Failure, patiently
+from semel.sinks.kafka_delivery import (
+    NO_ANSWER,
+    NOTHING_WRONG,
+    PURGED,
+    TOO_LARGE,
+    UNASSIGNED,
+    DeliveryFailed,
+    Failure,
+    patiently,
+)
 from semel.sinks.kafka_direct import DirectProducer, suits
 from semel.sinks.kafka_wire import Wire, request_timeout_ms
 
@@ -44,7 +53,7 @@ if TYPE_CHECKING:
 
 SLOTS_MAX = 10_000
 INIT_TIMEOUT_S = 60.0
-ABORT_FLUSH_S = 2.0
+REPORTS_S = 2.0
 WARM_MAX = 8
 #: How much may wait to be sent before the task waits, too, where rows go one by one.
 WAITING_KBYTES_MAX = 64 * 1024
@@ -107,8 +116,7 @@ class RowProducer:
     def abort_transaction(self, timeout_s: float) -> None:
         # librdkafka forgets a partition that is just being added to the transaction, takes it for empty, and leaves it
         # open at the broker. When the rows have arrived, it has not.
-        with suppress(DeliveryFailed):
-            self.flush(ABORT_FLUSH_S)
+        self._wait_for_reports()
         self._call(lambda: self._real.abort_transaction(timeout_s))
 
     def _call(self, call: Callable[[], T]) -> T:
@@ -120,7 +128,7 @@ class RowProducer:
         except KafkaException as error:
             with suppress(KafkaException):
                 self._real.poll(0)
-            raise _failed(error, self._failures, self._troubles) from None
+            raise _failed(error, self._causes(), self._troubles) from None
 
     def send(self, topic: str, columns: Mapping[str, pa.Array], rows: int) -> None:
         from confluent_kafka import KafkaException
@@ -131,7 +139,11 @@ class RowProducer:
             try:
                 self._produce(topic, row)
             except KafkaException as error:
-                raise _failed(error, (_of_row(error, topic, row), *self._failures)) from None
+                if error.args[0].name() in NOTHING_WRONG:
+                    # Not with this row: one before it has broken the transaction.
+                    self._wait_for_reports()
+                    self._raise_failures()
+                raise _failed(error, (_of_row(error, topic, row), *self._causes())) from None
         self._poll(0)
 
     def _produce(self, topic: str, row: dict[str, Any]) -> None:
@@ -156,11 +168,23 @@ class RowProducer:
         if left:
             raise DeliveryFailed(f"{left} rows were not acknowledged within {timeout_s:.0f} s", ())
 
+    def _causes(self) -> list[Failure]:
+        """What failed, and then its echo: rows that were given up because of it may be reported before it."""
+        return sorted(self._failures, key=_is_unlikely_the_cause)
+
     def _raise_failures(self) -> None:
-        if self._failures:
-            cause = self._why_purged() if self._failures[0].name in PURGED else []
-            failures = (*cause, *self._failures)
-            raise DeliveryFailed(failures[0].text, failures)
+        if not self._failures:
+            return
+        if all(f.name in PURGED for f in self._failures):
+            self._wait_for_reports()
+        failures = self._causes()
+        if failures[0].name in PURGED:
+            failures = [*self._why_purged(), *failures]
+        raise DeliveryFailed(failures[0].text, failures)
+
+    def _wait_for_reports(self) -> None:
+        with suppress(DeliveryFailed):
+            self._call(lambda: self._real.flush(REPORTS_S))
 
     def _why_purged(self) -> list[Failure]:
         """What is wrong with the transaction: it is told to whoever asks for another one, and nothing else happens."""
@@ -201,6 +225,11 @@ def _failed(error: Any, failures: Sequence[Failure] = (), troubles: Sequence[Any
     known = [t for t in troubles if t.name() != "_ALL_BROKERS_DOWN"] if transient else []
     said = [Failure(e.name(), e.str(), retriable=e.retriable()) for e in (*known[-1:], first)]
     return DeliveryFailed(first.str(), tuple(failures) or tuple(said))
+
+
+def _is_unlikely_the_cause(failure: Failure) -> tuple[bool, int]:
+    """Rows that were given up; and of those that were too large together, the smaller ones."""
+    return failure.name in PURGED, -failure.size if failure.name == TOO_LARGE else 0
 
 
 def _of_row(error: Any, topic: str, row: Mapping[str, Any]) -> Failure:

@@ -10,7 +10,7 @@ from semel.errors import BatchFailed, ConfigError, SemelError, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
-from semel.sinks.kafka_delivery import UNASSIGNED, DeliveryFailed, Failure
+from semel.sinks.kafka_delivery import TOO_LARGE, UNASSIGNED, DeliveryFailed, Failure
 from semel.sinks.kafka_markers import marker_record, partition_of
 from semel.sinks.kafka_producers import Pool, Producer, Ready, forget_plain_producer, plain_producer, pool_for
 from semel.sinks.kafka_reach import LOGIN_REMEDY, tidy
@@ -24,7 +24,7 @@ KEY_CHARACTERS_SHOWN = 60
 
 #: What librdkafka calls a failure -> what to do about it.
 REMEDIES = {
-    "MSG_SIZE_TOO_LARGE": "Raise max.message.bytes of the topic and kafka.max.request.size of the sink, or make the "
+    TOO_LARGE: "Raise max.message.bytes of the topic and kafka.max.request.size of the sink, or make the "
     "row smaller; the batch runs again from the same offsets.",
     "TOPIC_AUTHORIZATION_FAILED": "Allow Write on the topic with an ACL, then start the pipeline again.",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Allow Write and Describe on the sink's transactional ids with an ACL, "

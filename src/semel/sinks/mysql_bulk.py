@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.sinks.mysql_load import Field, Loader, encoded, parts, pymysql_, quote
+from semel.sinks.mysql_types import Column
 from semel.sinks.mysql_wire import STMT_BULK_OPERATIONS, Statement
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ TINY, SHORT, LONG, DOUBLE, LONGLONG, DATE, DATETIME = 1, 2, 3, 5, 8, 10, 12
 NEWDECIMAL, BLOB, VAR_STRING = 246, 252, 253
 INTEGERS = {8: TINY, 16: SHORT, 32: LONG, 64: LONGLONG}
 UNSIGNED = 128
+#: Character sets whose bytes are those of an Arrow text. In the second, letters of four bytes are refused.
+UTF8 = frozenset({"utf8mb4", "utf8mb3", "utf8"})
 
 _DAY_US = 86_400_000_000
 
@@ -103,7 +106,9 @@ class Bulk(Loader):
             self._add(part, encode(part, self.fields, ways))
 
     def ways(self, batch: pa.RecordBatch) -> list[Binary]:
-        return [binary(column.type) for column in batch.columns]
+        """How the columns of a batch are sent, which may be some of ours."""
+        ours = {field.name: field for field in self.fields}
+        return [binary(field.type, ours[field.name].column) for field in batch.schema]
 
     def head(self, batch: pa.RecordBatch, ways: Sequence[Binary]) -> bytes:  # noqa: ARG002 - for those who need names
         """What the rows of a batch need before them. Batches that differ in it share no request."""
@@ -234,7 +239,7 @@ def _offsets(array: pa.Array) -> Numbers:
 # largest value, and of all of them where something is wrong with one.
 
 
-def binary(arrow: Any) -> Binary:
+def binary(arrow: Any, column: Column) -> Binary:
     """How values of an Arrow type are sent. The server turns them into what the column holds."""
     import pyarrow as pa
 
@@ -247,7 +252,11 @@ def binary(arrow: Any) -> Binary:
         Binary(NEWDECIMAL, _texts): t.is_decimal,
         Binary(DATE, _dates): t.is_date,
         Binary(DATETIME, _timestamps): t.is_timestamp,
-        Binary(VAR_STRING, _texts): lambda a: t.is_string(a) or t.is_large_string(a),
+        # As bytes where they are what the column holds: the server would count the letters of each text, and then look
+        # at them all the same when it stores them.
+        Binary(BLOB if column.charset in UTF8 else VAR_STRING, _texts): lambda a: (
+            t.is_string(a) or t.is_large_string(a)
+        ),
     }
     return next((way for way, fits in fixed.items() if fits(arrow)), Binary(BLOB, _bytes))
 

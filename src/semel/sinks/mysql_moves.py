@@ -5,11 +5,10 @@ A statement that creates something would commit the driver's transaction, so tab
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from semel.sinks import mysql_ids
 from semel.sinks.mysql_load import pymysql_, quote
 from semel.sinks.mysql_packed import Packed, inserting, is_packed
 from semel.sinks.mysql_store import ORDER_COLUMN, columns_of, engine_of
@@ -23,15 +22,10 @@ if TYPE_CHECKING:
     from semel.sinks.mysql import MySql
 
 VERSIONS_TABLE = "semel_versions"
-#: Who has brought an id, among those who have to ask. Ids that nobody asked about have zero.
-TOKEN_MAX = 2**63 - 1
 #: Of a session of the driver: rows that were stored as requests, for SQL to look at.
 UNPACKED = "semel_unpacked"
 PLACE_COLUMN = "semel_place"
-MICROSECONDS = 1_000_000
 DUPLICATE_KEY = 1062
-#: Three hundred years. MySQL knows no moment much earlier than that before today.
-RETENTION_S_MAX = 1e10
 
 
 class MySqlMover(Mover):
@@ -41,7 +35,7 @@ class MySqlMover(Mover):
         return _next_version(self.sink, self.run)
 
     def forget_old_ids(self) -> None:
-        _forget_old_ids(self.sink, self.run)
+        mysql_ids.forget_old(self.sink, self.run)
 
     def move_new(self, table: str) -> int | None:
         columns = self._columns(table)
@@ -80,11 +74,10 @@ def _move_new(sink: MySql, run: Run, stage: str, names: Sequence[str], version: 
     run("SAVEPOINT semel_new")
     try:
         if sink.mode == DEDUP:
-            run(
-                "INSERT INTO {seen} ({key}) SELECT {key} FROM {stage} ORDER BY {key}",
-                **named,
-                seen=sink.place.named(seen_table(sink)),
-            )
+            token = mysql_ids.new_token()
+            ids = "INSERT INTO {seen} ({key}, semel_token) SELECT {key}, %s FROM {stage} ORDER BY {key}"
+            run(ids, (token,), **named, **mysql_ids.names_of(sink))
+            mysql_ids.note(sink, run, token)
         staged = _changed(
             run,
             "INSERT INTO {target} ({names}{column}) SELECT {names}{version} FROM {stage} ORDER BY {sorted}",
@@ -164,15 +157,16 @@ def _send_new(sink: MySql, packed: Packed, version: int) -> int | None:
         return packed.send(_inserting(sink, version), counted=False)
     if not packed.has_keys(sink.key):
         return None
-    run = packed.session
+    run, token = packed.session, mysql_ids.new_token()
     run("SAVEPOINT semel_new")
     try:
-        packed.send(inserting(sink.place.named(seen_table(sink))), key=sink.key)
+        packed.send(inserting(mysql_ids.names_of(sink)["seen"], [("semel_token", f"{token}")]), key=sink.key)
     except pymysql_().err.IntegrityError as error:
         if error.args[0] != DUPLICATE_KEY:
             raise
         run("ROLLBACK TO SAVEPOINT semel_new")
         return None
+    mysql_ids.note(sink, run, token, packed.stage)
     staged = packed.send(inserting(sink.target))
     run("RELEASE SAVEPOINT semel_new")
     return staged
@@ -193,7 +187,7 @@ def _dedup_packed(sink: MySql, packed: Packed) -> int:
         columns=stage_columns([known[name.lower()] for name in names]),
     )
     packed.send(inserting(unpacked))
-    staged = _dedup(sink, run, UNPACKED, names)
+    staged = _dedup(sink, run, UNPACKED, names, packed=packed.stage if packed.has_keys(sink.key) else "")
     run("DROP TEMPORARY TABLE {unpacked}", unpacked=unpacked)
     return staged
 
@@ -279,25 +273,20 @@ def _drop_old_versions(sink: MySql, run: Run, stage: str) -> None:
 # Dedup --------------------------------------------------------------------------------------------------------------
 
 
-def seen_table(sink: MySql) -> str:
-    """Where the ids of one target are remembered. With another key they are other ids."""
-    of = "\0".join([sink.table, *sink.key])
-    return f"semel_seen_{hashlib.sha256(of.encode()).hexdigest()[:16]}"
-
-
-def _dedup(sink: MySql, run: Run, stage: str, names: Sequence[str]) -> int:
+def _dedup(sink: MySql, run: Run, stage: str, names: Sequence[str], *, packed: str = "") -> int:
     """The first row of an id is written, and the id is remembered in the same transaction.
 
     An id that is new gets our token; who brings one that somebody else is writing waits for him.
     """
-    token = 1 + secrets.randbelow(TOKEN_MAX)
-    named = {**_names(sink, stage, names), "seen": sink.place.named(seen_table(sink))}
+    token = mysql_ids.new_token()
+    named = {**_names(sink, stage, names), **mysql_ids.names_of(sink)}
     run(
         "INSERT INTO {seen} ({key}, semel_token) SELECT DISTINCT {key}, %s FROM {stage} "
         "ON DUPLICATE KEY UPDATE semel_token = semel_token",
         (token,),
         **named,
     )
+    mysql_ids.note(sink, run, token, packed)
     run(
         "INSERT INTO {target} ({names}) SELECT {of_first} FROM ("
         "SELECT {names}, row_number() OVER (PARTITION BY {key} ORDER BY {in_order}) AS {place} FROM {stage}"
@@ -310,19 +299,14 @@ def _dedup(sink: MySql, run: Run, stage: str, names: Sequence[str]) -> int:
     return _count(sink, run, stage)
 
 
-def _forget_old_ids(sink: MySql, run: Run) -> None:
-    run(
-        "DELETE FROM {seen} WHERE semel_seen_at < utc_timestamp(6) - INTERVAL %s MICROSECOND",
-        (int(min(sink.retention_s, RETENTION_S_MAX) * MICROSECONDS),),
-        seen=sink.place.named(seen_table(sink)),
-    )
-
-
 # Tables that do not exist yet ---------------------------------------------------------------------------------------
 
 
-def create_side_tables(sink: MySql, run: Run) -> None:
-    """What the mode needs beside the target. Asked before it is created: to create waits for whoever uses the table."""
+def create_side_tables(sink: MySql, run: Run, *, packs: bool) -> None:
+    """What the mode needs beside the target. Asked before it is created: to create waits for whoever uses the table.
+
+    `packs` says whether the server takes packed requests.
+    """
     if sink.mode == VERSIONS and not engine_of(run, sink.place, VERSIONS_TABLE):
         run(
             "CREATE TABLE IF NOT EXISTS {versions} ("
@@ -330,23 +314,8 @@ def create_side_tables(sink: MySql, run: Run) -> None:
             ") ENGINE = InnoDB",
             versions=sink.place.named(VERSIONS_TABLE),
         )
-    if sink.mode == DEDUP and not engine_of(run, sink.place, seen_table(sink)):
-        _create_seen(sink, run)
-
-
-def _create_seen(sink: MySql, run: Run) -> None:
-    keys = {name.lower() for name in sink.key}
-    columns = [c for c in columns_of(run, sink.place, sink.table) if c.name.lower() in keys]
-    run(
-        "CREATE TABLE IF NOT EXISTS {seen} ({columns}, "
-        "semel_token bigint NOT NULL DEFAULT 0, "
-        "semel_seen_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), "
-        "PRIMARY KEY ({key}), KEY (semel_seen_at)"
-        ") ENGINE = InnoDB COMMENT = 'ids that semel has written lately'",
-        seen=sink.place.named(seen_table(sink)),
-        columns=", ".join(f"{quote(c.name)} {c.definition} NOT NULL" for c in columns),
-        key=_list(sink.key),
-    )
+    if sink.mode == DEDUP:
+        mysql_ids.create(sink, run, by_token=not packs)
 
 
 def create_target(sink: MySql, run: Run, schema: pa.Schema) -> None:

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from semel.sinks.mysql_bulk import BLOB, LONG, TOO_MANY_STATEMENTS, VAR_STRING, Binary, Bulk, encode
@@ -147,12 +148,13 @@ class Packed:
 
     def names(self) -> list[str]:
         """The columns of the rows; none where there are no rows."""
-        return [name for name, _, _ in self._first().get("columns", ())]
+        return [name for name, _, _ in self._first.get("columns", ())]
 
     def has_keys(self, key: Sequence[str]) -> bool:
         """Whether there are requests of these columns alone. A sink may have had another key when it stored them."""
-        return self._first().get("key") == list(key)
+        return self._first.get("key") == list(key)
 
+    @cached_property
     def _first(self) -> dict[str, Any]:
         """The layout of the first request."""
         found = self.session(FIRST_LAYOUT, stage=self.stage)
@@ -161,19 +163,26 @@ class Packed:
     def send(self, insert: Callable[[Sequence[str]], str], *, key: Sequence[str] = (), counted: bool = True) -> int:
         """Send each request, with the statement that `insert` makes of the names of its columns. Returns the rows.
 
-        With `key`, the requests that insert only those columns. One by one: a stage may be larger than our memory.
+        With `key`, the requests that insert only those columns. One by one: a stage may be larger than our memory. The
+        next one is fetched while the server works on the one before, if there is a connection for that.
         """
         sent, prepared = 0, {}
+        requests = self._requests(ONE_OF_KEYS if key else ONE_OF_ALL)
+        found = next(requests, None)
         try:
-            for number in self._numbers():
-                rows, layout, body = self._request(ONE_OF_KEYS if key else ONE_OF_ALL, number)
+            while found is not None:
+                rows, layout, body = found
                 described = {name: (kind, flag) for name, kind, flag in layout["columns"]}
                 names = tuple(key or described)
                 if names not in prepared:
                     prepared[names] = Statement(self.session.connection, insert(names))
-                prepared[names].execute_bulk([prepared[names].head([described[name] for name in names]), body])
+                head = prepared[names].head([described[name] for name in names])
+                with prepared[names].executing_bulk([head, body]):
+                    found = next(requests, None) if self.session.beside else None
                 self._expect(rows if counted else None)
                 sent += rows
+                if not self.session.beside:
+                    found = next(requests, None)
         finally:
             # The connection outlives the batch, and a server holds so many statements and no more.
             for statement in prepared.values():
@@ -181,12 +190,12 @@ class Packed:
                     statement.close()
         return sent
 
-    def _numbers(self) -> list[int]:
-        return [number for (number,) in self.session(NUMBERS, stage=self.stage)]
-
-    def _request(self, sql: str, number: int) -> tuple[int, dict[str, Any], bytes]:
-        ((rows, layout, body),) = self.session(sql, (number,), stage=self.stage)
-        return rows, json.loads(layout), body
+    def _requests(self, sql: str) -> Iterator[tuple[int, dict[str, Any], bytes]]:
+        """The numbers are asked for in the transaction: so the table cannot go until it ends."""
+        fetch = self.session.beside or self.session
+        for (number,) in self.session(NUMBERS, stage=self.stage):
+            ((rows, layout, body),) = fetch(sql, (number,), stage=self.stage)
+            yield rows, json.loads(layout), body
 
     def _expect(self, rows: int | None) -> None:
         """What the server did to rows without calling it an error is one of its errors here."""

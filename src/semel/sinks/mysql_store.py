@@ -31,6 +31,9 @@ SESSION_END_PAUSE_S = 0.02
 SESSIONS_MAX = 16
 OLDER_ASKED = 20
 DETACH_PAUSE_S = 0.005
+#: MariaDB takes a session off its list, frees its buffers, and only then does the storage engine let go of what it
+#: prepared (`unlink_thd`). No statement tells when. Whoever is early finds the transaction gone, see `end_prepared`.
+LET_GO_S = 0.01
 SECONDS_MAX = 2_000_000
 #: What Linux takes.
 KEEPALIVE_S_MAX = 32_767
@@ -294,6 +297,7 @@ def leave_prepared(place: Place, connection: Any, other: Run, branch: Branch) ->
     session = connection.thread_id()
     connection.close()
     wait_for_session_end(place, other, session)
+    time.sleep(LET_GO_S)
 
 
 def end_prepared(place: Place, run: Run, verb: str, branch: Branch) -> bool:

@@ -9,7 +9,8 @@ Response Packet" at https://mariadb.com/kb/en/connection/). A server of MySQL se
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 CLIENT_MYSQL = 1
@@ -106,8 +107,17 @@ class Statement:
 
     def execute_bulk(self, pieces: Sequence[Any]) -> None:
         """Head and rows. The connection's `_result` says what became of them."""
+        with self.executing_bulk(pieces):
+            pass
+
+    @contextmanager
+    def executing_bulk(self, pieces: Sequence[Any]) -> Iterator[None]:
+        """The same, with something else to do while the server works. The answer is read whatever comes of that."""
         self.connection._execute_command(STMT_BULK_EXECUTE, b"".join(pieces))
-        self.connection._read_query_result()
+        try:
+            yield
+        finally:
+            self.connection._read_query_result()
 
     def close(self) -> None:
         """To this the server does not answer."""

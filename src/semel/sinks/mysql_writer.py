@@ -63,7 +63,7 @@ class MySqlWriter(Writer):
             return
         self.sink.refuse_nulls_in_the_key(batch, self.branch)
         with self._refusing_rows():
-            for part in self.sink.cut(batch, self._pieces[-1] if self._pieces else 0):
+            for part in self.sink.cut(batch, tuple(self._pieces)):
                 self._write(part)
 
     def _write(self, batch: pa.RecordBatch) -> None:
@@ -71,7 +71,7 @@ class MySqlWriter(Writer):
         if loader is None:
             self._begin(batch.schema)
             loader = self._begin_piece()
-        elif self._pieces[-1] >= self.sink.piece_rows and not self.sink.is_native:
+        elif self._pieces[-1] >= self.sink.room(len(self._pieces) - 1) and not self.sink.is_native:
             loader = self._next_piece(loader)
         if isinstance(loader, Packer) and not loader.fits(batch):
             self._packs = False
@@ -101,7 +101,8 @@ class MySqlWriter(Writer):
             create_target(self.sink, self._run, schema)
         columns = columns_of(self._run, self.sink.place, self.sink.table)
         self._refuse(schema, columns)
-        create_side_tables(self.sink, self._run)
+        packs = not self.sink.is_native and can_pack(self._connection)
+        create_side_tables(self.sink, self._run, packs=packs)
         drop_branch(self._run, self.sink, self.branch)
         known = {column.name.lower(): column for column in columns}
         self._columns = [known[name.lower()] for name in schema.names]
@@ -111,7 +112,7 @@ class MySqlWriter(Writer):
         ]
         self._appends = self.sink.is_native and not self._bring_a_key(schema)
         # Which versions are too old is found out by a look at the keys, in SQL.
-        self._packs = not self.sink.is_native and not self.sink.versions_kept and can_pack(self._connection)
+        self._packs = packs and not self.sink.versions_kept
         ((self._local, self._packet_bytes_max),) = self._run(LIMITS)
 
     def _bring_a_key(self, schema: pa.Schema) -> bool:

@@ -16,7 +16,7 @@ from semel.sinks.base import NUMBER_OF_TASKS, Context, Writer
 from semel.sinks.postgres_moves import PostgresMover
 from semel.sinks.postgres_store import Place, PostgresStore, one_line, psycopg_, refuse_torn_url
 from semel.sinks.postgres_types import Column, mismatches
-from semel.sinks.sql import VERSION_COLUMN, VERSIONS, Mover, SqlSink
+from semel.sinks.sql import DEDUP, VERSION_COLUMN, VERSIONS, Mover, SqlSink
 from semel.sinks.sql_store import Session, Store
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: What may be over in a moment, by SQLSTATE or its class: connections, resources, locks, deadlocks, shutdowns.
 TRANSIENT = ("08", "40", "53", "55P03", "57")
+#: An id has at most 2.7 KB, for it must fit an index.
+IDS_MAX = 50_000
 PERMISSION_DENIED = "42501"
 PERMISSION_REMEDY = "GRANT this user what docs/sinks/postgres.md lists for the mode, or use another user."
 
@@ -78,6 +80,10 @@ class Postgres(SqlSink):
 
         self.check_columns(schema)
         check(self, schema)
+
+    def room(self, piece: int) -> int:
+        """In mode dedup, the ids of a piece become one value (postgres_moves), which PostgreSQL holds in memory."""
+        return min(super().room(piece), IDS_MAX) if self.mode == DEDUP else super().room(piece)
 
     def mismatches(self, schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
         """What keeps rows of this schema out. The number of a version is not theirs to bring."""

@@ -42,6 +42,7 @@ def check(sink: Postgres, schema: pa.Schema) -> None:
         def run(sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
             return execute(connection, sql, values, **sink.place.names, **names)
 
+        _check_ids(sink, schema)
         _check_server(sink, run)
         _check_names(sink, run, schema)
         _check_target(sink, run, schema)
@@ -50,6 +51,18 @@ def check(sink: Postgres, schema: pa.Schema) -> None:
             _rehearse(sink, run, connection, schema)
         finally:
             run("ROLLBACK")
+
+
+def _check_ids(sink: Postgres, schema: pa.Schema) -> None:
+    """Ids are written down as lists of them, and PostgreSQL has no lists of lists."""
+    import pyarrow as pa
+
+    lists = [name for name in sink.key if pa.types.is_list(schema.field(name).type)]
+    if sink.mode == DEDUP and lists:
+        raise SchemaMismatch(
+            f"{sink.describe()}: an array cannot be an id in mode 'dedup': column {', '.join(lists)}.",
+            remedy="Use another key, or turn it into text in select=[...].",
+        )
 
 
 def _check_server(sink: Postgres, run: Run) -> None:

@@ -75,8 +75,9 @@ def _move_new(sink: Postgres, run: Run, stage: str, version: int, *, is_sorted: 
     run("SAVEPOINT semel_new")
     try:
         if sink.mode == DEDUP:
-            seen = "INSERT INTO {seen} ({key}) SELECT {key} FROM {stage}{in_order}"
-            run(seen, **named, seen=seen_table(sink), in_order=in_order)
+            ids = {**named, **_of_ids(sink)}
+            run("INSERT INTO {seen} ({key}) SELECT {key} FROM {stage}{in_order}", **ids, in_order=in_order)
+            run("INSERT INTO {due} ({key}) SELECT {lists} FROM {stage} HAVING count(*) > 0", **ids)
         staged = _changed(
             run,
             "INSERT INTO {target} ({names}{column}) SELECT {names}{version} FROM {stage}{in_order}",
@@ -114,11 +115,11 @@ def _versioned(sink: Postgres, version: int) -> dict[str, str]:
 
 
 def _names(sink: Postgres, stage: str, names: Sequence[str]) -> dict[str, str]:
-    return {"target": sink.target, "stage": stage, "names": ", ".join(map(quote, names)), "key": _list(sink.key)}
+    return {"target": sink.target, "stage": stage, "names": _list(names), "key": _list(sink.key)}
 
 
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(map(quote, names))
+def _list(names: Sequence[str], of: str = "") -> str:
+    return ", ".join(f"{of}{quote(name)}" for name in names)
 
 
 def _changed(run: Run, sql: str, **names: str) -> int:
@@ -191,39 +192,47 @@ def _drop_old_versions(sink: Postgres, run: Run, stage: str) -> None:
         stage=stage,
         key=_list(sink.key),
         version=quote(VERSION_COLUMN),
-        of_t=", ".join(f"t.{quote(n)}" for n in (*sink.key, VERSION_COLUMN)),
-        of_old=", ".join(f"old.{quote(n)}" for n in (*sink.key, VERSION_COLUMN)),
+        of_t=_list([*sink.key, VERSION_COLUMN], "t."),
+        of_old=_list([*sink.key, VERSION_COLUMN], "old."),
     )
 
 
 # Dedup --------------------------------------------------------------------------------------------------------------
+# An id is remembered by a row of its own. When it is to be forgotten is written down for all ids of a piece at once, as
+# lists of them: an index by time would take a third of what it takes to write the rows (docs/performance.md).
 
 
-def seen_table(sink: Postgres) -> str:
-    """Where the ids of one target are remembered. With another key they are other ids."""
-    import hashlib
-
-    of = "\0".join([sink.table, *sink.key])
-    return sink.place.named(f"semel_seen_{hashlib.sha256(of.encode()).hexdigest()[:16]}")
+def _of_ids(sink: Postgres) -> dict[str, str]:
+    """Where the ids of one target are remembered, and when they are due to be forgotten."""
+    return {
+        "seen": sink.place.named(f"semel_seen_{sink.suffix_of_ids}"),
+        "due": sink.place.named(f"semel_due_{sink.suffix_of_ids}"),
+        "lists": ", ".join(f"array_agg({quote(name)}) AS {quote(name)}" for name in sink.key),
+    }
 
 
 def _dedup(sink: Postgres, run: Run, stage: str, names: Sequence[str]) -> int:
     """The first row of an id is written, and the id is remembered in the same transaction."""
     run(
         "WITH fresh AS (INSERT INTO {seen} ({key}) SELECT DISTINCT {key} FROM {stage} ON CONFLICT DO NOTHING "
-        "RETURNING {key}) INSERT INTO {target} ({names}) SELECT DISTINCT ON ({key}) {names} FROM {stage} "
+        "RETURNING {key}), noted AS (INSERT INTO {due} ({key}) SELECT {lists} FROM fresh HAVING count(*) > 0) "
+        "INSERT INTO {target} ({names}) SELECT DISTINCT ON ({key}) {names} FROM {stage} "
         "WHERE ({key}) IN (SELECT {key} FROM fresh) ORDER BY {key}, ctid",
         **_names(sink, stage, names),
-        seen=seen_table(sink),
+        **_of_ids(sink),
     )
     return _count(run, stage)
 
 
 def _forget_old_ids(sink: Postgres, run: Run) -> None:
     run(
-        "DELETE FROM {seen} WHERE semel_seen_at < now() - %s * interval '1 second'",
+        "WITH old AS (DELETE FROM {due} WHERE semel_at < now() - %s * interval '1 second' RETURNING *) "
+        "DELETE FROM {seen} s USING (SELECT {each} FROM old) o WHERE ({of_s}) = ({of_o})",
         (min(sink.retention_s, RETENTION_S_MAX),),
-        seen=seen_table(sink),
+        **_of_ids(sink),
+        each=", ".join(f"unnest({quote(name)}) AS {quote(name)}" for name in sink.key),
+        of_s=_list(sink.key, "s."),
+        of_o=_list(sink.key, "o."),
     )
 
 
@@ -255,15 +264,27 @@ def _needed(sink: Postgres, schema: pa.Schema) -> Iterator[tuple[str, list[State
         numbers = "CREATE TABLE {versions} (target text PRIMARY KEY, version bigint NOT NULL)"
         yield _versions(sink), [(numbers, {"versions": _versions(sink)})]
     if sink.mode == DEDUP:
-        seen = {**names, "seen": seen_table(sink)}
+        ids = {**names, **_of_ids(sink)}
         yield (
-            seen_table(sink),
+            ids["seen"],
             [
-                ("CREATE TABLE {seen} AS SELECT {key} FROM {target} WITH NO DATA", seen),
-                ("ALTER TABLE {seen} ADD semel_seen_at timestamptz NOT NULL DEFAULT now()", seen),
-                ("ALTER TABLE {seen} ADD PRIMARY KEY ({key})", seen),
-                ("CREATE INDEX ON {seen} (semel_seen_at)", seen),
-                ("COMMENT ON TABLE {seen} IS 'ids that semel has written lately'", seen),
+                ("CREATE TABLE {seen} AS SELECT {key} FROM {target} WITH NO DATA", ids),
+                ("ALTER TABLE {seen} ADD PRIMARY KEY ({key})", ids),
+                ("COMMENT ON TABLE {seen} IS 'ids that semel has written lately'", ids),
+            ],
+        )
+        # Lists are stored as they are: to compress them would take longer than to write the ids.
+        as_it_is = ", ".join(f"ALTER {quote(name)} SET STORAGE EXTERNAL" for name in sink.key)
+        yield (
+            ids["due"],
+            [
+                ("CREATE TABLE {due} AS SELECT {lists} FROM {target} WITH NO DATA", ids),
+                (
+                    "ALTER TABLE {due} ADD semel_at timestamptz NOT NULL DEFAULT now(), {as_it_is}",
+                    {**ids, "as_it_is": as_it_is},
+                ),
+                ("CREATE INDEX ON {due} (semel_at)", ids),
+                ("COMMENT ON TABLE {due} IS 'when semel may forget ids'", ids),
             ],
         )
 

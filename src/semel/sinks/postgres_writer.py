@@ -55,13 +55,13 @@ class PostgresWriter(Writer):
             return
         self.sink.refuse_nulls_in_the_key(batch, self.branch)
         with self.sink.translated(f"did not take rows of task {self.branch.task}", refused=BatchFailed):
-            for part in self.sink.cut(batch, self._pieces[-1] if self._pieces else 0):
+            for part in self.sink.cut(batch, tuple(self._pieces)):
                 self._write(part)
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._connection is None:
             self._begin(batch.schema)
-        elif self._pieces[-1] >= self.sink.piece_rows and not self.sink.is_native:
+        elif self._pieces[-1] >= self.sink.room(len(self._pieces) - 1) and not self.sink.is_native:
             self._next_piece()
         for rows in self._encoded(batch):
             self._copy.write(memoryview(rows))

@@ -7,6 +7,7 @@ prepared, xa        each task loads the target in a transaction that it leaves p
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -30,6 +31,8 @@ RESERVED = "semel_"
 RETENTION_S = 7 * 24 * 3600.0
 #: A task stages so many rows in a table, then begins another: the driver moves the first ones meanwhile (sql_ahead).
 PIECE_ROWS = 50_000
+#: The first one of a task is smaller, so that the driver need not wait for long.
+FIRST_PIECE_ROWS = 10_000
 
 #: Runs a statement in a transaction of the driver: text, values, quoted names -> rows.
 Run = Callable[..., "list[tuple[Any, ...]]"]
@@ -223,6 +226,11 @@ class SqlSink(Sink):
     def target(self) -> str:
         return self.place.named(self.table)
 
+    @property
+    def suffix_of_ids(self) -> str:
+        """Of the tables in which mode dedup remembers ids. With another key they are other ids."""
+        return hashlib.sha256("\0".join([self.table, *self.key]).encode()).hexdigest()[:16]
+
     @abstractmethod
     def translated(self, what: str, *, refused: type[SemelError] = SinkUnavailable) -> AbstractContextManager[None]:
         """Turn the client's errors into ours: SinkUnavailable where it was the connection, else `refused`."""
@@ -235,18 +243,26 @@ class SqlSink(Sink):
     def mover(self, run: Session) -> Mover:
         """What moves the rows of one batch into the target, as the mode says."""
 
-    def cut(self, batch: pa.RecordBatch, filled: int) -> Iterator[pa.RecordBatch]:
+    def room(self, piece: int) -> int:
+        """How many rows go into a piece of this number."""
+        return self.piece_rows if piece else min(self.piece_rows, FIRST_PIECE_ROWS)
+
+    def cut(self, batch: pa.RecordBatch, pieces: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """The rows of a batch, by their keys if they have any, cut where a piece is full.
 
-        `filled` are in the one in hand.
+        `pieces` are the rows of those that a task has begun.
         """
         batch = in_order_of(self.key, batch) if self.key else batch
-        at, room = 0, self.piece_rows - filled % self.piece_rows
         if self.is_native:
-            room = batch.num_rows
+            yield batch
+            return
+        number, filled, at = max(0, len(pieces) - 1), pieces[-1] if pieces else 0, 0
         while at < batch.num_rows:
-            yield batch.slice(at, room)
-            at, room = at + room, self.piece_rows
+            if filled >= self.room(number):
+                number, filled = number + 1, 0
+            part = batch.slice(at, self.room(number) - filled)
+            yield part
+            at, filled = at + part.num_rows, filled + part.num_rows
 
     def refuse_nulls_in_the_key(self, batch: pa.RecordBatch, branch: Branch) -> None:
         """A null is equal to nothing: such rows could be neither replaced nor found again."""

@@ -26,8 +26,10 @@ from semel.ids import Attempt, Branch
 from semel.sinks.sql import Mover, Run, SqlSink
 from semel.sinks.sql_store import Held, Store, stage_table
 
-#: Between two looks for new pieces, and how much longer than such a look takes.
-LOOK_PAUSE_S = 0.1
+#: Before the first look for pieces: most small batches are over by then.
+FIRST_LOOK_S = 0.1
+#: Between two looks, and how much longer than such a look takes.
+LOOK_PAUSE_S = 0.02
 LOOK_SHARE = 10
 
 _LOG = logging.getLogger("semel")
@@ -73,7 +75,7 @@ class Ahead:
         return kept
 
     def _work(self) -> None:
-        pause_s = LOOK_PAUSE_S
+        pause_s = FIRST_LOOK_S
         while not self._ended.wait(pause_s):
             began = time.monotonic()
             try:

@@ -93,10 +93,14 @@ class Held:
 
 @dataclass(frozen=True)
 class Session:
-    """Runs statements on one connection of a store."""
+    """Runs statements on one connection of a store.
+
+    `beside` runs them on another one, outside of the transaction, also while this one waits for an answer.
+    """
 
     store: Store
     connection: Any
+    beside: Callable[..., list[tuple[Any, ...]]] | None = None
 
     def __call__(self, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
         return self.store.run(self.connection, sql, values, **names)
@@ -210,7 +214,7 @@ class Store(ABC):
                 self._held = self._begin(attempt, branch)
             held, connection = self._held, self._holder
             try:
-                yield held, Session(self, connection)
+                yield held, Session(self, connection, self.query)
             except BaseException:
                 self.forget()
                 raise
