@@ -127,12 +127,22 @@ def test_at_least_once_is_found_out(tmp_path: Path, command: Command) -> None:
 
 
 def test_a_pipeline_that_drops_rows_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.verify.run.QUIET_S_MAX", 15.0)
+    monkeypatch.setattr("semel.verify.run.QUIET_S_MAX", 5.0)
     result = run(tmp_path, target=f"{PIPELINES / 'broken.py'}:losing", kills=1, rows=500, faults=("driver",))
     found = result.as_json()
     assert found["verdict"] is False
     assert found["lost"] == found["rows"] // 10
     assert found["duplicated"] == 0
+
+
+def test_rows_that_were_never_read_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the last life, whose Spark cannot have started yet."""
+    monkeypatch.setattr("semel.verify.run.UNREAD_S_MAX", 0.5)
+    result = run(tmp_path, sinks=("sqlite",), kills=0, rows=500)
+    found = result.as_json()
+    assert found["verdict"] == "unknown", found
+    assert found["lost"] == 0
+    assert re.search(r"[\d,]+ rows were fed and not read, and nothing has moved for", " ".join(found["reasons"]))
 
 
 @pytest.mark.long

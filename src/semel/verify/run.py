@@ -26,7 +26,10 @@ from semel.verify.report import as_json, write_report
 from semel.verify.settings import Settings
 from semel.verify.stage import Say, Stage, nameless, proxied, set_up
 
+#: How long nothing may move, when every row was read, before it is clear that no more will be shown.
 QUIET_S_MAX = 90.0
+#: The same where rows are still to be read: Spark may just be starting.
+UNREAD_S_MAX = 180.0
 DUMP_S_MAX = 60.0
 #: So many lives more are tried when the plan is through and there were too few kills.
 MORE_LIVES_MAX = 100
@@ -76,22 +79,35 @@ def verify(settings: Settings, say: Say) -> Result:
 
 
 class Arrival:
-    """Whether all rows have arrived, or nothing has moved for so long that none will: then the audit tells."""
+    """Whether all rows have arrived, or nothing has moved for so long that none will: then the audit tells.
 
-    def __init__(self, stage: Stage, feeding: Feeding) -> None:
+    `unread` says how many rows no batch has read so far. They are not lost: the pipeline may be slow.
+    """
+
+    def __init__(self, stage: Stage, feeding: Feeding, unread: Callable[[], int]) -> None:
         self.stage = stage
         self.feeding = feeding
+        self.unread = unread
         self._moved, self._since = -1, time.monotonic()
         self._wanted: Counter[str] = Counter()
         self._counted = 0
 
     def is_over(self) -> bool:
+        """Raises Broken when rows were not even read, or could not be fed."""
         self.feeding.require()
         read = self.feeding.read()
         moved = read + sum(reader.seen for reader in self.stage.readers)
         if moved != self._moved:
             self._moved, self._since = moved, time.monotonic()
-        return self._is_complete(read) or time.monotonic() - self._since > QUIET_S_MAX
+        if self._is_complete(read):
+            return True
+        unread = self.unread()
+        limit_s = UNREAD_S_MAX if unread else QUIET_S_MAX
+        if time.monotonic() - self._since <= limit_s:
+            return False
+        if unread:
+            raise Broken(f"{unread:,} rows were fed and not read, and nothing has moved for {limit_s:.0f} s")
+        return True
 
     def _is_complete(self, read: int) -> bool:
         """Every row was read, and every one that is expected was seen: a pipeline may show little of what it reads.
@@ -136,7 +152,7 @@ class Run:
                     self._suffer()
                     self.feeding.draining = True
                     self.say("left alone until every row has arrived")
-                    self.nemesis.drain(Arrival(self.stage, self.feeding).is_over)
+                    self.nemesis.drain(Arrival(self.stage, self.feeding, self._rows_unread).is_over)
         except ConfigError:
             raise
         except (Broken, SemelError) as error:
@@ -221,6 +237,11 @@ class Run:
         """By checkpointed batches; or, where the checkpoint does not tell, what every sink has shown."""
         seen = min(reader.seen for reader in self.stage.readers)
         return max(seen, self.watcher.rows_read(self.stage.feeder.places))
+
+    def _rows_unread(self) -> int:
+        """0 where the checkpoint tells of no row: then what is missing cannot be told from what was never read."""
+        read = self.watcher.rows_read(self.stage.feeder.places)
+        return self.stage.feeder.fed - read if read else 0
 
     # What came of it --------------------------------------------------------------------------------------------------
 
