@@ -30,6 +30,9 @@ pytest.register_assert_rewrite(
 settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("semel")
 
+# Each start of Spark asks a small JVM first how to start the large one: a third of a second, mostly of compiling.
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 #: The environment variable that names a server to use in place of our own MariaDB.
 MYSQL_URL = "SEMEL_TEST_MYSQL_URL"
 #: Their tests take minutes each: one that comes last keeps a single process busy while the others have nothing left.
