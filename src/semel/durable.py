@@ -36,6 +36,25 @@ def create_file(target: Path, content: bytes, *, written: Callable[[], None] = l
     return True
 
 
+def replace_file(target: Path, content: bytes) -> None:
+    """Write a file whole and durable, in place of whatever is there.
+
+    Hadoop keeps a checksum of each local file beside it, under a name of its own. It would be that of the old content.
+    """
+    make_folders(target.parent)
+    temporary = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(target.parent)
+
+
 def make_folders(folder: Path) -> None:
     """Create a folder and make its name durable in each parent that had to be created too."""
     if folder.is_dir():

@@ -9,6 +9,7 @@
     │   ├── CheckpointUnusable   it cannot be read or written
     │   ├── AnotherPipeline      it belongs to another pipeline
     │   ├── CheckpointRolledBack a sink knows batches that the checkpoint does not
+    │   ├── PlanChanged          it says of a decided batch something else than was decided
     │   ├── CorruptRecord        a record is damaged
     │   └── NewerRecord          a record was written by a newer semel
     ├── SourceUnavailable        retryable: the input cannot be reached
@@ -16,6 +17,7 @@
     ├── BatchFailed              retryable: rolled back, nothing of the batch is visible
     ├── CommitStalled            retryable: decided, a sink has yet to commit; the next start completes it
     ├── DecisionUnknown          retryable: the log did not answer; the next start settles it
+    ├── PlanRestored             retryable: the plan of a decided batch was put back; the next start goes on from it
     ├── QueryStopped             the query is being stopped between two batches
     ├── Fenced                   fatal: a newer incarnation runs this pipeline
     └── InDoubt                  needs a person: a sink cannot say what happened
@@ -83,6 +85,14 @@ class CheckpointRolledBack(CheckpointError):
     remedy = "Restore the newest checkpoint folder. If it is lost, a person must decide what to do with the rows above."
 
 
+class PlanChanged(CheckpointError):
+    data_now = "the rows that were decided are visible or will be; rows between the two plans may be in no sink"
+    remedy = (
+        "Restore the checkpoint folder from a copy of one moment. If there is none, write the rows between the two "
+        "offsets by hand."
+    )
+
+
 class CorruptRecord(CheckpointError):
     remedy = "Restore the file from a copy of the checkpoint. Do not delete it: it may hold the decision of a batch."
 
@@ -113,6 +123,11 @@ class CommitStalled(SemelError):
 class DecisionUnknown(SemelError):
     data_now = "nothing of the batch is visible; whether it was decided is not known yet"
     remedy = "Start the pipeline again: it reads the log, then commits the batch or rolls it back."
+
+
+class PlanRestored(SemelError):
+    data_now = "this start wrote no rows; the checkpoint says again what was decided"
+    remedy = "Start the pipeline again: it commits the batch that was decided and goes on behind it."
 
 
 class QueryStopped(SemelError):

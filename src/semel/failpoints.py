@@ -24,6 +24,7 @@ VARIABLE = "SEMEL_FAILPOINTS"
 # name -> what has just happened there, in the order of one batch's life.
 FAILPOINTS = {
     "startup.claimed": "this incarnation is claimed, nothing is recovered yet",
+    "startup.restored": "a file of a decided plan is back in the checkpoint, others may be missing",
     "startup.closed": "the slot that an older incarnation might still decide in is closed",
     "startup.committed": "decided batches were committed forward, nothing is swept yet",
     "startup.swept": "what was left of older incarnations is gone",

@@ -251,11 +251,11 @@ def test_a_record_that_lacks_something_is_named_in_three_lines() -> None:
 
 
 def test_a_record_of_a_newer_semel_is_named_in_three_lines(log: DecisionLog, store: RecordStore) -> None:
-    store.create(SLOT, encode({"version": 2, "kind": "postponed"}))
+    store.create(SLOT, encode({"version": 3, "kind": "postponed"}))
     with pytest.raises(NewerRecord) as raised:
         log.journal(42)
     assert str(raised.value).splitlines() == [
-        f"The record {store.describe()}/{SLOT} has version 2; this semel reads up to 1.",
+        f"The record {store.describe()}/{SLOT} has version 3; this semel reads up to 2.",
         SECOND_LINE,
         "  what to do: Run this pipeline with the newer semel that wrote the record.",
     ]
@@ -353,4 +353,4 @@ def test_a_record_is_json_that_a_person_can_read() -> None:
     text = journal_entry(decision(), "now").decode()
     assert '\n  "kind": "decided",\n' in text
     assert "ä" in text
-    assert json.loads(text)["version"] == 1
+    assert json.loads(text)["version"] == 2

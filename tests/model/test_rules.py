@@ -64,7 +64,7 @@ def test_what_the_functions_answered_is_remembered_as_reached() -> None:
     rules = Rules(tasks=1)
     rules.resolve((), 0, 1, 2)
     rules.fate(BRANCH, 0, (), 0, 1)
-    assert rules.seen == {("resolution", "StandDown"), ("fate", "REFUSE")}
+    assert rules.seen == {("resolution", "StandDown"), ("fate", "KEEP")}
 
 
 def test_a_replay_numbers_its_tasks_otherwise() -> None:

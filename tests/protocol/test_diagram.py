@@ -27,7 +27,7 @@ def test_the_diagram_shows_every_state_and_every_move() -> None:
     drawn = mermaid()
     assert [state.name for state in State if state.name not in drawn] == []
     moves = [(s, e, t) for s, row in EVENT_TRIGGERED.items() for e, t in row.items() if s is not t]
-    assert len(moves) == 12
+    assert len(moves) == 11
     assert [move for move in moves if f"{move[0].name} --> {move[2].name}: {move[1].__name__}" not in drawn] == []
 
 

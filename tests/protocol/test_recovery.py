@@ -14,7 +14,6 @@ from semel.protocol.recovery import (
     CommitForward,
     Facts,
     Fate,
-    Nothing,
     Run,
     StandDown,
     Unclear,
@@ -44,8 +43,8 @@ def decision(slot: int, *sinks: str, mends: bool = False) -> Decided:
     return Decided(attempt(slot), tuple(committable(slot, sink) for sink in sinks), mends)
 
 
-def facts(*journal: Record, checkpointed: bool = False, incarnation: int = 2, newest_claim: int = 2) -> Facts:
-    return Facts(journal, checkpointed, incarnation, newest_claim)
+def facts(*journal: Record, incarnation: int = 2, newest_claim: int = 2) -> Facts:
+    return Facts(journal, incarnation, newest_claim)
 
 
 # Batches --------------------------------------------------------------------------------------------------------------
@@ -68,19 +67,14 @@ def test_a_batch_decided_with_nothing_inside_is_committed_forward_and_not_run() 
     assert resolve_batch(facts(decision(0))) == CommitForward(1, ())
 
 
-def test_a_checkpointed_batch_needs_nothing_whatever_its_journal_says() -> None:
-    assert resolve_batch(facts(decision(0, "orders"), checkpointed=True)) == Nothing()
-
-
 def test_a_batch_begun_at_most_once_is_unclear() -> None:
     assert resolve_batch(facts(Started(attempt(0)))) == Unclear()
     assert resolve_batch(facts(Aborted(attempt(0)), Started(attempt(1)))) == Unclear()
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("journal", [(), (decision(0, "orders"),), (Started(attempt(0)),)])
-def test_a_superseded_driver_stands_down_whatever_else_it_finds(journal: Journal, checkpointed: bool) -> None:
-    assert resolve_batch(facts(*journal, checkpointed=checkpointed, newest_claim=3)) == StandDown(3)
+def test_a_superseded_driver_stands_down_whatever_else_it_finds(journal: Journal) -> None:
+    assert resolve_batch(facts(*journal, newest_claim=3)) == StandDown(3)
 
 
 # Journals -------------------------------------------------------------------------------------------------------------
@@ -175,12 +169,12 @@ def test_a_branch_of_a_checkpointed_batch_is_aborted_even_if_its_decision_names_
     assert fate(old, named) is Fate.ABORT
 
 
-def test_a_branch_of_a_batch_that_the_checkpoint_does_not_know_is_refused() -> None:
-    assert fate(branch(0, batch=BATCH + 1)) is Fate.REFUSE
+def test_a_branch_of_a_batch_that_the_checkpoint_does_not_know_is_kept_for_whoever_comes_after_us() -> None:
+    assert fate(branch(0, batch=BATCH + 1)) is Fate.KEEP
 
 
-def test_a_branch_of_a_newer_incarnation_is_refused() -> None:
-    assert fate(branch(0, incarnation=4), Aborted(attempt(0))) is Fate.REFUSE
+def test_a_branch_of_a_newer_incarnation_is_kept() -> None:
+    assert fate(branch(0, incarnation=4), Aborted(attempt(0))) is Fate.KEEP
 
 
 def test_a_branch_in_a_closed_slot_is_aborted() -> None:

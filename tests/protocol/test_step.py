@@ -9,7 +9,6 @@ import pytest
 
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import (
-    Checkpointed,
     CommitAnswered,
     Committable,
     DecisionRecorded,
@@ -32,7 +31,6 @@ EVENTS: dict[type[Event], Event] = {
     DecisionUnanswered: DecisionUnanswered(),
     Superseded: Superseded(),
     CommitAnswered: CommitAnswered("a", Outcome.COMMITTED),
-    Checkpointed: Checkpointed(),
 }
 
 # Written out a second time on purpose: whoever changes the tables has to say so here too.
@@ -49,7 +47,6 @@ TRANSITIONS: dict[tuple[State, type[Event]], State] = {
     (State.MENDED, DecisionRecorded): State.DECIDED,
     (State.MENDED, DecisionRefused): State.REFUSED,
     (State.MENDED, DecisionUnanswered): State.UNKNOWN,
-    (State.COMMITTED, Checkpointed): State.CHECKPOINTED,
 }
 ABSENT = [pair for pair in product(State, EVENTS) if pair not in TRANSITIONS]
 
@@ -66,7 +63,7 @@ def committable(key: str) -> Committable:
 
 
 def test_every_pair_of_state_and_event_is_covered() -> None:
-    assert (len(State), len(EVENTS), len(TRANSITIONS), len(ABSENT)) == (13, 8, 13, 91)
+    assert (len(State), len(EVENTS), len(TRANSITIONS), len(ABSENT)) == (12, 7, 12, 72)
     assert set(EVENTS) == set(get_args(Event))
 
 
@@ -146,15 +143,14 @@ def test_a_batch_in_doubt_is_never_mended_although_something_is_gone() -> None:
     assert ACTIONS[batch.state] is Action.ASK
 
 
-def test_every_state_but_the_last_has_an_action_and_the_last_seven_actions_end_the_work() -> None:
-    assert set(ACTIONS) == set(State) - {State.CHECKPOINTED}
-    assert set(list(ACTIONS)[-7:]) == FINAL - {State.CHECKPOINTED}
+def test_every_state_has_an_action_and_the_last_seven_actions_end_the_work() -> None:
+    assert set(ACTIONS) == set(State)
+    assert set(list(ACTIONS)[-7:]) == FINAL
 
 
 def test_every_action_is_taken_in_some_state() -> None:
     assert set(ACTIONS.values()) == set(Action)
 
 
-def test_nothing_but_the_checkpoint_leaves_a_final_state() -> None:
-    leaving = {(state, event) for state, moves in EVENT_TRIGGERED.items() if state in FINAL for event in moves}
-    assert leaving == {(State.COMMITTED, Checkpointed)}
+def test_nothing_leaves_a_final_state() -> None:
+    assert [state for state, moves in EVENT_TRIGGERED.items() if state in FINAL and moves] == []

@@ -17,6 +17,7 @@ from semel.protocol.events import Aborted, Committable, Decided, Outcome
 from semel.runtime.batch import TIDY_EVERY_BATCHES, Coordinator, Limits, Only, Stage
 from semel.runtime.startup import close_open_slot
 from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
+from tests.planned import plans
 
 PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
 
@@ -74,7 +75,8 @@ def coordinator(*sinks: Scripted, store: MemoryStore | None = None, incarnation:
         log.claim()
     context = Context(PIPELINE, "orders", Incarnation(incarnation))
     limits = Limits(stage_patience_s=1.0, stage_pause_s=0.1, commit_tries=3, commit_pause_s=0.1, mends=2)
-    return Coordinator(context, {s.name: s for s in sinks}, log, limits, sleep=PAUSES.append, clock=lambda: sum(PAUSES))
+    participants = {s.name: s for s in sinks}
+    return Coordinator(context, participants, log, plans(), limits, sleep=PAUSES.append, clock=lambda: sum(PAUSES))
 
 
 PAUSES: list[float] = []
@@ -340,7 +342,7 @@ def by_task(store: ByTask, log: MemoryStore, incarnation: int = 1) -> Coordinato
     claims = DecisionLog(log)
     while claims.newest_claim() < incarnation:
         claims.claim()
-    return Coordinator(Context(PIPELINE, "orders", Incarnation(incarnation)), {store.name: store}, claims)
+    return Coordinator(Context(PIPELINE, "orders", Incarnation(incarnation)), {store.name: store}, claims, plans())
 
 
 def test_of_a_batch_that_is_gone_in_part_only_the_gone_rows_are_committed_again() -> None:

@@ -17,6 +17,7 @@ from semel.protocol.events import Committable, Outcome
 from semel.runtime.startup import start_exactly_once
 from semel.runtime.task import TaskWriter
 from semel.sinks.base import Participant, Remains, Sink, StagedPart, Writer, committable_for
+from tests.planned import plans
 
 PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
 #: Kafka first, as in the example of docs/how-to/several-sinks.md.
@@ -33,7 +34,7 @@ def test_kafka_prepares_last_and_commits_first_wherever_it_is_named(monkeypatch:
     for sink in SINKS:
         monkeypatch.setattr(type(sink), "participant", lambda self, _: noting(Participant, self.name, asked))
     coordinator = start_exactly_once(
-        DecisionLog(MemoryStore()), SINKS, Identity(PIPELINE), default_name="billing", next_batch=0
+        DecisionLog(MemoryStore()), plans(), SINKS, Identity(PIPELINE), default_name="billing"
     )
     # One commits after the other, so that their order can be seen.
     coordinator.__dict__["_committers"] = ThreadPoolExecutor(1)

@@ -29,6 +29,7 @@ from semel.sinks.postgres_store import application_name
 from semel.sinks.sql import PIECE_ROWS
 from semel.sinks.sql_store import stage_table
 from tests.contract.harness import OTHERS, OURS, attempt, context, open_descriptors
+from tests.planned import plans
 from tests.sinks.participants import error_of, prepare, rows, stage_at_once, started
 from tests.sinks.postgres_rig import MODES, Database, commit, db, eventually, quoted, write
 
@@ -175,7 +176,7 @@ def test_a_batch_whose_move_fails_for_a_moment_is_committed_once_by_itself(
     log = DecisionLog(MemoryStore())
     log.claim()
     with started(sink) as participant, met_by_another(db, failure) as collide, ThreadPoolExecutor(1) as drivers:
-        coordinator = Coordinator(context(), {sink.name: participant}, log, Limits(stage_pause_s=0.01))
+        coordinator = Coordinator(context(), {sink.name: participant}, log, plans(), Limits(stage_pause_s=0.01))
         running = drivers.submit(coordinator.exactly_once, 1, stage)
         collide()
         report = running.result(20)

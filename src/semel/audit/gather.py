@@ -36,7 +36,7 @@ def gather(name: str, guarantee: str, checkpoint: Checkpoint, sinks: Sequence[Si
             return replace(facts, checkpoint_error="the pipeline has not been started with this checkpoint yet")
         _refuse_another_pipeline(checkpoint, query)
         log = checkpoint.log
-        facts = replace(facts, query=query, incarnation=log.newest_claim(), next_batch=checkpoint.next_batch())
+        facts = replace(facts, query=query, incarnation=log.newest_claim(), next_batch=checkpoint.plans.next_batch())
         if facts.incarnation:
             facts = replace(facts, holder=log.holder(facts.incarnation))
         planned = planned_batches(checkpoint)

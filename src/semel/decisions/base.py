@@ -20,6 +20,10 @@ class RecordStore(ABC):
         """
 
     @abstractmethod
+    def replace(self, path: str, content: bytes) -> None:
+        """Write a file whole and durable, in place of whatever is there. Readers see the old content or the new one."""
+
+    @abstractmethod
     def read(self, path: str) -> bytes | None:
         """The content, or None when there is no such file."""
 

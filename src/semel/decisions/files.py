@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from semel.decisions.base import RecordStore
-from semel.durable import create_file
+from semel.durable import create_file, replace_file
 from semel.failpoints import failpoint
 
 
@@ -17,6 +17,9 @@ class FileStore(RecordStore):
 
     def create(self, path: str, content: bytes) -> bool:
         return create_file(self.root / path, content, written=lambda: failpoint("log.written"))
+
+    def replace(self, path: str, content: bytes) -> None:
+        replace_file(self.root / path, content)
 
     def read(self, path: str) -> bytes | None:
         try:

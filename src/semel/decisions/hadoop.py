@@ -46,6 +46,10 @@ class HadoopStore(RecordStore):
             return self._ask_who_created(path, content, error)
         return True
 
+    def replace(self, path: str, content: bytes) -> None:
+        with java_errors_as_os_errors("replace", self._where(path)):
+            self._written(path, content, overwrite=True).close()
+
     def read(self, path: str) -> bytes | None:
         try:
             with java_errors_as_os_errors("read", self._where(path)):
@@ -84,12 +88,12 @@ class HadoopStore(RecordStore):
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._where(path))
 
-    def _written(self, path: str, content: bytes) -> Any:
+    def _written(self, path: str, content: bytes, *, overwrite: bool = False) -> Any:
         """A stream whose whole content is on the disks of the data nodes; closing it gives the file its name."""
         with java_errors_as_os_errors("create", self._where(path)):
             target = self._path(path)
             self._manager.mkdirs(target.getParent())
-            stream = self._manager.createAtomic(target, False)
+            stream = self._manager.createAtomic(target, overwrite)
             try:
                 stream.write(content)
                 stream.hsync()

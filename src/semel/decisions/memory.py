@@ -19,6 +19,9 @@ class MemoryStore(RecordStore):
             self._files[path] = content
             return True
 
+    def replace(self, path: str, content: bytes) -> None:
+        self._files[path] = content
+
     def read(self, path: str) -> bytes | None:
         return self._files.get(path)
 

@@ -10,8 +10,10 @@ from typing import Any
 from semel.errors import CorruptRecord, NewerRecord
 from semel.ids import Attempt, Incarnation, pipeline_id
 from semel.protocol.events import Aborted, Committable, Decided, Record, Started
+from semel.protocol.plans import Plan, PlannedFile
 
-VERSION = 1
+#: 1: no plan in a decision, none in a committable.
+VERSION = 2
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -28,10 +30,10 @@ def decode(content: bytes, where: str) -> dict[str, Any]:
         version = whole["version"]
     except (ValueError, KeyError, AttributeError, TypeError):
         raise CorruptRecord(f"The record {where} is damaged or half-written ({len(content)} bytes).") from None
-    if isinstance(version, int) and version > VERSION:
-        raise NewerRecord(f"The record {where} has version {version}; this semel reads up to {VERSION}.")
     if found != _checksum(whole):
         raise CorruptRecord(f"The record {where} does not match its checksum.")
+    if not isinstance(version, int) or version > VERSION:
+        raise NewerRecord(f"The record {where} has version {version}; this semel reads up to {VERSION}.")
     del whole["version"]
     return dict(whole)
 
@@ -58,6 +60,8 @@ def journal_entry(record: Record, recorded_at: str) -> bytes:
     }
     if isinstance(record, Decided):
         body |= {"mends": record.mends, "committables": [committable_to_json(c) for c in record.committables]}
+        if record.plan is not None:
+            body["plan"] = _plan_to_json(record.plan)
     return encode(body)
 
 
@@ -68,7 +72,8 @@ def parse_journal_entry(content: bytes, where: str) -> Record:
         kind = _KINDS[body["kind"]]
         if kind is not Decided:
             return kind(attempt)  # type: ignore[call-arg]
-        return Decided(attempt, tuple(map(committable_from_json, body["committables"])), body["mends"])
+        plan = _plan_from_json(body["plan"]) if "plan" in body else None
+        return Decided(attempt, tuple(map(committable_from_json, body["committables"])), body["mends"], plan)
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptRecord(f"The record {where} lacks what a journal entry needs: {error!r}.") from None
 
@@ -87,6 +92,7 @@ def committable_to_json(c: Committable) -> dict[str, Any]:
         "payload": dict(c.payload),
         "fingerprint": c.fingerprint,
         "mends": c.mends,
+        "plan": c.plan,
     }
 
 
@@ -100,7 +106,16 @@ def committable_from_json(body: Mapping[str, Any]) -> Committable:
         payload=body["payload"],
         fingerprint=body["fingerprint"],
         mends=body["mends"],
+        plan=body.get("plan", ""),
     )
+
+
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
+    return {"digest": plan.digest, "files": [vars(f) for f in plan.files], "before": [vars(f) for f in plan.before]}
+
+
+def _plan_from_json(body: Mapping[str, Any]) -> Plan:
+    return Plan(tuple(PlannedFile(**f) for f in body["files"]), tuple(PlannedFile(**f) for f in body["before"]))
 
 
 def _attempt(body: Mapping[str, Any]) -> Attempt:

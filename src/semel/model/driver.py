@@ -43,7 +43,6 @@ from semel.model.world import (
     without_driver,
 )
 from semel.protocol.events import (
-    Checkpointed,
     CommitAnswered,
     DecisionRecorded,
     DecisionRefused,
@@ -416,7 +415,6 @@ class DriverSteps:
         """Spark writes commits/N. If somebody else has, Spark stops this query."""
         if world.commits > d.batch:
             return [(("checkpoint_taken", d.incarnation, d.batch), without_driver(world, d))]
-        self.rules.advance(self.work(d), Checkpointed())
         world = world._replace(commits=d.batch + 1)
         label = ("checkpoint", d.incarnation, d.batch)
         if d.batch + 1 == self.bounds.batches:

@@ -72,9 +72,6 @@ class Observer:
             shown = [sum(s.visible[batch * self.tasks : (batch + 1) * self.tasks]) for s in world.stores]
             if torn := nothing_torn([(batch, self.tasks * len(shown), sum(shown))]):
                 return f"no_torn: {torn[0]}"
-            resolution, _ = self.model.truth.resolve((), batch, world.claims, world.claims, checkpointed=True)
-            if resolution != "Nothing":
-                return f"finishes: batch {batch} is checkpointed and yet to be dealt with: {resolution}"
         after = self.model.undisturbed_start(world)
         if after.broken:
             return after.broken
@@ -170,7 +167,6 @@ _NEEDS: dict[str, Iterable[str]] = {
     "start_refused": ["zombies", "batches"],
     "tasks_arrive": ["crashes"],
     "fence_refused": ["zombies", "fences"],
-    "REFUSE": ["zombies", "no_fence_at_all"],
 }
 
 
@@ -193,5 +189,4 @@ _CAN: dict[str, Callable[[Bounds], bool]] = {
     "away": lambda b: b.away > 0,
     "a_failed_prepare": lambda b: b.away > 0 or (b.zombies > 0 and any(kind != "idempotent" for kind in b.sinks)),
     "fences": lambda b: any(kind != "idempotent" for kind in b.sinks),
-    "no_fence_at_all": lambda b: all(kind == "idempotent" for kind in b.sinks),
 }

@@ -86,10 +86,10 @@ class Rules:
     # Recovery ---------------------------------------------------------------------------------------------------------
 
     def _resolve(
-        self, journal: JournalCode, batch: int, incarnation: int, newest_claim: int, checkpointed: bool = False
+        self, journal: JournalCode, batch: int, incarnation: int, newest_claim: int
     ) -> tuple[str, WorkCode | tuple[()]]:
         """The name of the resolution, and the work that follows from it, if any."""
-        facts = Facts(self.journal(journal, batch), checkpointed, incarnation, newest_claim)
+        facts = Facts(self.journal(journal, batch), incarnation, newest_claim)
         resolution = self.resolve_batch(facts)
         name = type(resolution).__name__
         self.seen.add(("resolution", name))

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from semel.ids import Attempt
+from semel.protocol.plans import Plan
 
 
 class Outcome(Enum):
@@ -26,7 +27,8 @@ class Committable:
 
     `branches` names what it covers, so that recovery keeps those and drops the rest. `payload` is the sink's own, plain
     JSON. `fingerprint` is that of its rows, where the sink commits task by task: if it is proven gone, a replay is
-    searched for it. `mends` says that it replaces one that was gone.
+    searched for it. `mends` says that it replaces one that was gone. `plan` is the digest of the plan that its rows
+    follow from, empty where no plan is known.
     """
 
     sink: str
@@ -37,6 +39,7 @@ class Committable:
     payload: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     mends: bool = False
+    plan: str = ""
 
 
 # Events -----------------------------------------------------------------------------------------------------------
@@ -82,20 +85,8 @@ class CommitAnswered:
     outcome: Outcome
 
 
-@dataclass(frozen=True)
-class Checkpointed:
-    """Spark has written commits/N."""
-
-
 Event: TypeAlias = (
-    Prepared
-    | PrepareFailed
-    | DecisionRecorded
-    | DecisionRefused
-    | DecisionUnanswered
-    | Superseded
-    | CommitAnswered
-    | Checkpointed
+    Prepared | PrepareFailed | DecisionRecorded | DecisionRefused | DecisionUnanswered | Superseded | CommitAnswered
 )
 
 
@@ -111,11 +102,15 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Decided:
-    """The batch is decided. `mends` marks a later slot that replaces committables proven gone."""
+    """The batch is decided, for the rows of this plan.
+
+    `mends` marks a later slot that replaces committables proven gone. Releases before 0.2 recorded no plan.
+    """
 
     attempt: Attempt
     committables: tuple[Committable, ...]
     mends: bool = False
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True)

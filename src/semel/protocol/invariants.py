@@ -27,6 +27,14 @@ def decision_covers_every_sink(decision: Decided, sinks: Iterable[str]) -> list[
     return [f"sink {name} has not prepared" for name in sorted(missing)]
 
 
+def decision_carries_its_plan(decision: Decided) -> list[str]:
+    """Whoever commits the batch later can tell for which rows it was decided."""
+    if decision.plan is None:
+        return ["the decision does not say which plan it was taken for"]
+    digest = decision.plan.digest
+    return [f"{c.key} was prepared for another plan" for c in decision.committables if c.plan != digest]
+
+
 def decision_names_one_attempt(decision: Decided) -> list[str]:
     """Every committable was prepared under the attempt that is being decided, and under a key of its own."""
     keys = Counter(c.key for c in decision.committables)

@@ -8,15 +8,18 @@ from typing import TypeAlias
 
 from semel.ids import Branch
 from semel.protocol.events import Committable, Decided, Journal, Started
+from semel.protocol.plans import Plan
 from semel.protocol.step import ProtocolError
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one batch. `journal` must have been read before `newest_claim`: see the theory of operation."""
+    """What is known of a batch that Spark has not checkpointed.
+
+    `journal` must have been read before `newest_claim`: see the theory of operation.
+    """
 
     journal: Journal
-    checkpointed: bool
     incarnation: int
     newest_claim: int
 
@@ -37,11 +40,6 @@ class CommitForward:
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """Spark has checkpointed the batch: every sink has committed it."""
-
-
-@dataclass(frozen=True)
 class StandDown:
     """A newer incarnation runs this pipeline."""
 
@@ -53,15 +51,13 @@ class Unclear:
     """The batch was begun at-most-once: nobody can say whether it was written."""
 
 
-Resolution: TypeAlias = Run | CommitForward | Nothing | StandDown | Unclear
+Resolution: TypeAlias = Run | CommitForward | StandDown | Unclear
 
 
 def resolve_batch(facts: Facts) -> Resolution:
     """What to do about a batch. The order matters: a driver that has been superseded acts on nothing."""
     if facts.newest_claim > facts.incarnation:
         return StandDown(facts.newest_claim)
-    if facts.checkpointed:
-        return Nothing()
     if any(isinstance(record, Started) for record in facts.journal):
         return Unclear()
     committables = effective_committables(facts.journal)
@@ -86,15 +82,15 @@ def effective_committables(journal: Journal) -> tuple[Committable, ...] | None:
 class Fate(Enum):
     """What becomes of a branch that a sink still holds at start."""
 
-    KEEP = "it belongs to a decision that is still to be committed"
+    KEEP = "a decision names it, or one may still do so"
     ABORT = "no decision names it, and none ever will"
-    REFUSE = "it is newer than anything this checkpoint knows"
 
 
 def resolve_leftover(branch: Branch, journal: Journal, *, next_batch: int, incarnation: int) -> Fate:
     """The fate of one leftover. `journal` is that of its batch; `next_batch` is the first that Spark will run."""
     if branch.attempt.incarnation > incarnation or branch.attempt.batch > next_batch:
-        return Fate.REFUSE
+        # It is newer than anything that this start knows: it belongs to whoever comes after us.
+        return Fate.KEEP
     if branch.attempt.batch < next_batch:
         return Fate.ABORT
     named = {name for c in effective_committables(journal) or () for name in c.branches}
@@ -102,3 +98,8 @@ def resolve_leftover(branch: Branch, journal: Journal, *, next_batch: int, incar
         return Fate.KEEP
     # An open slot may still be decided by its owner; only a closed or decided one proves that nobody will.
     return Fate.ABORT if branch.attempt.attempt < len(journal) else Fate.KEEP
+
+
+def decided_plan(journal: Journal) -> Plan | None:
+    """The plan that the batch was decided for; None when nothing is decided, or an old record carries none."""
+    return next((r.plan for r in journal if isinstance(r, Decided) and not r.mends), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 from semel.protocol.events import (
-    Checkpointed,
     CommitAnswered,
     DecisionRecorded,
     DecisionRefused,
@@ -25,7 +24,6 @@ class State(Enum):
     BROKEN = "BROKEN"
     MENDED = "MENDED"
     COMMITTED = "COMMITTED"
-    CHECKPOINTED = "CHECKPOINTED"
     # Ends of this driver's work on the batch. The batch itself goes on at the next start, except IN_DOUBT.
     ABORTED = "ABORTED"
     REFUSED = "REFUSED"
@@ -63,7 +61,6 @@ EVENT_TRIGGERED: dict[State, dict[type[Event], State]] = {
         DecisionRefused: State.REFUSED,
         DecisionUnanswered: State.UNKNOWN,
     },
-    State.COMMITTED: {Checkpointed: State.CHECKPOINTED},
 }
 
 # Where DECIDED goes once every committable has answered: the first row whose outcome was given by any of them.
@@ -91,6 +88,7 @@ ACTIONS: dict[State, Action] = {
     State.IN_DOUBT: Action.ASK,
 }
 
+#: The states that end this driver's work on the batch.
 FINAL = frozenset(
     {
         State.COMMITTED,
@@ -100,6 +98,5 @@ FINAL = frozenset(
         State.UNKNOWN,
         State.STALLED,
         State.IN_DOUBT,
-        State.CHECKPOINTED,
     }
 )

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -44,16 +44,21 @@ from semel.protocol.events import (
     Superseded,
 )
 from semel.protocol.invariants import (
+    decision_carries_its_plan,
     decision_covers_every_sink,
     decision_names_one_attempt,
     decision_takes_the_next_slot,
     require,
 )
-from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclear, resolve_batch
+from semel.protocol.order import order_to_commit
+from semel.protocol.plans import Plan
+from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclear, decided_plan, resolve_batch
 from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
 from semel.runtime.command import start_again
 from semel.runtime.mend import choose_parts, replace_gone
+from semel.runtime.plans import Plans
+from semel.runtime.restore import StrangeMarks, restored, settle_plan
 from semel.sinks.base import Context, Participant, StagedPart
 from semel.sources.lag import Lag
 
@@ -108,14 +113,20 @@ class Report:
 
 @dataclass
 class Coordinator:
-    """One run of one pipeline: the log, the participants, and the incarnation that it claimed."""
+    """One run of one pipeline: the log, the plans, the participants, and the incarnation that it claimed.
+
+    Below exactly-once there are no plans, and at-least-once there is no log.
+    """
 
     context: Context
     participants: Mapping[str, Participant]
     log: DecisionLog | None = None
+    plans: Plans | None = None
     limits: Limits = Limits()
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    #: What the sinks show of a batch that its decision does not name; see `restore.settle_plan`.
+    strange_marks: StrangeMarks = lambda _batch, _journal: ""
     #: A store was away since the last tidying: it may hold what a lost try left.
     had_trouble: bool = False
 
@@ -158,6 +169,10 @@ class Coordinator:
         failpoint("batch.began")
         work = self.open_work(batch)
         forwarded = work.state is not State.OPEN
+        if forwarded:
+            self._require_decided_plan(work)
+        else:
+            work.plan = self._plans.read(batch)
         staged = self.drive(work, stage)
         failpoint("batch.committed")
         rows = sum(c.rows for c in work.committables.values())
@@ -169,13 +184,15 @@ class Coordinator:
         log = self._log
         journal = log.journal(batch)
         newest = self.context.incarnation + log.superseded(self.context.incarnation)
-        resolution = resolve_batch(Facts(journal, False, self.context.incarnation, newest))
+        resolution = resolve_batch(Facts(journal, self.context.incarnation, newest))
         if isinstance(resolution, Run):
             return _Work(batch, Batch(resolution.attempt), journal)
         if isinstance(resolution, CommitForward):
             known = {c.key: c for c in resolution.committables}
             self._require_known_sinks(known.values(), batch)
-            return _Work(batch, decided(resolution.attempt, resolution.committables), journal, known)
+            work = _Work(batch, decided(resolution.attempt, resolution.committables), journal, known)
+            work.plan = decided_plan(journal)
+            return work
         if isinstance(resolution, StandDown):
             raise self._fenced(batch)
         if isinstance(resolution, Unclear):
@@ -185,6 +202,12 @@ class Coordinator:
                 remedy="Start once more with guarantee='at-most-once', which leaves the batch as it is, then switch.",
             )
         raise ProtocolError(f"{resolution} cannot come of a batch that Spark asks for")
+
+    def _require_decided_plan(self, work: _Work) -> None:
+        """Spark has handed over the rows of a decided batch: they must be those that it was decided for."""
+        told = settle_plan(self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True)
+        if told:
+            raise restored(work.id, told)
 
     def drive(self, work: _Work, stage: Stage | None) -> bool:
         """Act until the protocol says that this driver is done with the batch. Returns whether rows were staged.
@@ -243,7 +266,10 @@ class Coordinator:
         """Stage and prepare. Whatever fails, the error is kept for whoever rolls the batch back."""
         attempt = self.attempt(work.id, work.batch.attempt)
         try:
-            work.proposal = self._patiently(attempt, prepare)
+            digest = work.plan.digest if work.plan is not None else ""
+            work.proposal = tuple(replace(c, plan=digest) for c in self._patiently(attempt, prepare))
+            if work.state is State.OPEN:
+                self._plans.make_durable(work.id)
         except Exception as error:  # noqa: BLE001 - see above
             work.error = error
             return PrepareFailed()
@@ -299,11 +325,14 @@ class Coordinator:
         return tuple(prepared)
 
     def _decide(self, work: _Work) -> Event:
-        decision = Decided(self.attempt(work.id, work.batch.attempt), work.proposal, mends=work.state is State.MENDED)
+        mends = work.state is State.MENDED
+        attempt = self.attempt(work.id, work.batch.attempt)
+        decision = Decided(attempt, work.proposal, mends, None if mends else work.plan)
         require(decision_takes_the_next_slot(decision, work.journal))
         require(decision_names_one_attempt(decision))
         if not decision.mends:
             require(decision_covers_every_sink(decision, self.participants))
+            require(decision_carries_its_plan(decision))
         try:
             recorded = self._log.append(decision)
         except (StoreUnanswered, OSError) as error:
@@ -317,10 +346,7 @@ class Coordinator:
         return DecisionRecorded()
 
     def _commit(self, work: _Work) -> Iterable[Event]:
-        # Participants prepare in their order, and commit in the opposite one: what can expire is last, then first.
-        place = {sink: -index for index, sink in enumerate(self.participants)}
-        waiting = [work.committables[key] for key in work.batch.pending]
-        pending = sorted(waiting, key=lambda c: (place[c.sink], c.key))
+        pending = order_to_commit((work.committables[key] for key in work.batch.pending), list(self.participants))
         if len(pending) == 1:
             outcomes = [self._commit_one(pending[0], work)]
         else:
@@ -348,16 +374,15 @@ class Coordinator:
         return Outcome.RETRY
 
     def _conclude(self, work: _Work) -> None:
-        """Return for a committed batch; raise what the user must know otherwise."""
-        if work.state is State.COMMITTED:
+        """Do what the table says of the final state: return, or raise what the user must know."""
+        action = ACTIONS[work.state]
+        if action is Action.RETURN:
             return
-        if work.state is State.ABORTED:
+        if action in (Action.ROLL_BACK, Action.WITHDRAW):
             self.roll_back(self.attempt(work.id, work.batch.attempt))
+        if action is Action.ROLL_BACK:
             raise _batch_failed(work) from work.error
-        if work.state is State.REFUSED:
-            self.roll_back(self.attempt(work.id, work.batch.attempt))
-            raise self._fenced(work.id)
-        if work.state is State.FENCED:
+        if action in (Action.WITHDRAW, Action.STAND_DOWN):
             raise self._fenced(work.id)
         if work.state is State.UNKNOWN:
             raise DecisionUnknown(
@@ -402,6 +427,12 @@ class Coordinator:
             f"Incarnation {self.context.incarnation} stopped at batch {batch}: incarnation {newest} "
             f"claimed this pipeline ({self._log.holder(newest)})."
         )
+
+    @property
+    def _plans(self) -> Plans:
+        if self.plans is None:
+            raise ProtocolError("this guarantee has no plans")
+        return self.plans
 
     @property
     def _log(self) -> DecisionLog:
@@ -454,6 +485,7 @@ class _Work:
     journal: Journal
     committables: dict[str, Committable] = field(default_factory=dict)
     proposal: tuple[Committable, ...] = ()
+    plan: Plan | None = None
     error: BaseException | None = None
     mends: int = 0
     #: The rows that are gone are not in a replay: to start again does not help.

@@ -135,8 +135,8 @@ def told_as_config_error(what: str, path: Path) -> Iterator[None]:
 def planned_batch(spark: SparkSession, writer: StreamWriter) -> int | None:
     """The batch that an earlier run had planned and not finished: Spark hands it to us a second time."""
     checkpoint = Checkpoint(spark, writer.checkpoint)
-    batch = checkpoint.next_batch()
-    return batch if checkpoint.store.exists(f"offsets/{batch}") else None
+    batch = checkpoint.plans.next_batch()
+    return batch if checkpoint.plans.has_planned(batch) else None
 
 
 # All of them --------------------------------------------------------------------------------------------------------

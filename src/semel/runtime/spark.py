@@ -29,6 +29,7 @@ from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
+from semel.runtime.plans import SparkPlans, offsets_of
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
@@ -49,6 +50,7 @@ class Checkpoint:
         self.location = location
         self.store: RecordStore = open_store(spark, location)
         self.log = DecisionLog(open_store(spark, f"{location.rstrip('/')}/{LOG_FOLDER}"))
+        self.plans = SparkPlans(self.store)
 
     def query_id(self) -> PipelineId | None:
         """Spark's id of the query, or None before its first start."""
@@ -70,8 +72,11 @@ class Checkpoint:
         """
         known = self.query_id()
         if known is None:
+            # A checkpoint whose log is there has lost the file, in a power cut for one: it is the same query.
+            found = self.log.identity()
+            query_id = found.pipeline if found is not None else str(uuid.uuid4())
             with self._writing():
-                self.store.create("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+                self.store.create("metadata", json.dumps({"id": query_id}).encode())
             known = self.query_id()  # somebody else's, had they been quicker
         if known is None:
             raise CheckpointUnusable(f"The file metadata in {self.location} was written and is not there.")
@@ -93,11 +98,7 @@ class Checkpoint:
 
     def offsets(self, batch: int) -> bytes | None:
         """What Spark has planned a batch to read, as it stands in Spark's log."""
-        return self.store.read(f"offsets/{batch}")
-
-    def next_batch(self) -> int:
-        """The first batch that Spark has not checkpointed."""
-        return max((int(name) for name in self.store.list("commits") if name.isdigit()), default=-1) + 1
+        return self.store.read(offsets_of(batch))
 
 
 class BatchFunction:
@@ -127,8 +128,8 @@ class BatchFunction:
         self._progress: KafkaProgress | None = None
         self._limit = ArrowLimit()
 
-    def begin(self, spark: SparkSession, location: str, query_id: PipelineId) -> None:
-        """Claim and recover: before the query starts, or with `semel.sink` at its first batch."""
+    def begin(self, spark: SparkSession, location: str, query_id: PipelineId, under_way: int | None = None) -> None:
+        """Claim and recover: before the query starts, or with `semel.sink` at its first batch, which is under way."""
         checkpoint = Checkpoint(spark, location)
         identity = Identity(query_id, self.name)
         self._limit = ArrowLimit()
@@ -137,11 +138,12 @@ class BatchFunction:
         if self.guarantee == "exactly-once":
             self._coordinator = start_exactly_once(
                 checkpoint.log,
+                checkpoint.plans,
                 self.sinks,
                 identity,
                 default_name=checkpoint.store.describe(),
-                next_batch=checkpoint.next_batch(),
                 limits=self.limits,
+                under_way=under_way,
             )
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
@@ -181,7 +183,7 @@ class BatchFunction:
 
     def _work(self, df: DataFrame, batch_id: int) -> Report:
         query = RunningQuery(df)
-        coordinator = self._coordinator_for(query, df)
+        coordinator = self._coordinator_for(query, df, batch_id)
         progress = self._progress_of(query)
         progress.began(batch_id)
         report = self._run(coordinator, df, batch_id)
@@ -201,13 +203,13 @@ class BatchFunction:
             return coordinator.at_least_once(batch_id, stage)
         return coordinator.at_most_once(batch_id, stage)
 
-    def _coordinator_for(self, query: RunningQuery, df: DataFrame) -> Coordinator:
+    def _coordinator_for(self, query: RunningQuery, df: DataFrame, batch_id: int) -> Coordinator:
         """The coordinator of this run; a restarted query is a new run and claims anew."""
         if self._coordinator is None or self._run_id not in ("", query.run_id):
             query.refuse_what_breaks_the_guarantee(self.guarantee)
             if not self.rows_checked:
                 check_rows(df, self.sinks)
-            self.begin(df.sparkSession, query.checkpoint, query.id)
+            self.begin(df.sparkSession, query.checkpoint, query.id, under_way=batch_id)
         self._run_id = query.run_id
         if self._coordinator is None:
             raise RuntimeError("begin() left no coordinator")

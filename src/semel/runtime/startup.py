@@ -3,49 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from semel.decisions.log import DecisionLog, Identity
 from semel.errors import AnotherPipeline, CheckpointRolledBack
 from semel.failpoints import failpoint
-from semel.ids import Attempt, Incarnation
+from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Aborted, Journal
+from semel.protocol.order import order_to_prepare
 from semel.protocol.recovery import Fate, effective_committables, resolve_leftover
+from semel.protocol.refusals import Holder, Refusal, SinkFacts, refuse_holder, refuse_replaced, refuse_rolled_back
 from semel.runtime.batch import Coordinator, Limits
-from semel.sinks.base import Context, Participant, Remains, Sink
+from semel.runtime.plans import Plans
+from semel.runtime.restore import first_to_run, restore_plans
+from semel.sinks.base import UNSAID, Context, Participant, Remains, Sink
 
 CLOSE_TRIES_MAX = 100
 
 
 def start_exactly_once(
     log: DecisionLog,
+    plans: Plans,
     sinks: Sequence[Sink],
     identity: Identity,
     *,
     default_name: str,
-    next_batch: int,
     limits: Limits = Limits(),
+    under_way: int | None = None,
 ) -> Coordinator:
-    """Claim, fence, settle, sweep; then the pipeline may run. `next_batch` is the first that Spark will hand us."""
+    """Claim, fence, settle, sweep; then the pipeline may run. `under_way` is a batch that Spark runs already."""
+    next_batch = plans.next_batch()
     coordinator = _claim(log, sinks, identity, default_name, marked=True, limits=limits)
+    coordinator.plans = plans
+    coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
     try:
-        _recover(coordinator, log, next_batch)
+        _recover(coordinator, log, plans, next_batch, under_way)
     except BaseException:
         coordinator.close()
         raise
     return coordinator
 
 
-def _recover(coordinator: Coordinator, log: DecisionLog, next_batch: int) -> None:
+def _recover(coordinator: Coordinator, log: DecisionLog, plans: Plans, next_batch: int, under_way: int | None) -> None:
     remains = {name: p.recover() for name, p in coordinator.participants.items()}
     _refuse_a_replaced_checkpoint(remains, coordinator.context)
     for participant in coordinator.participants.values():
         participant.fence()
-    journal = close_open_slot(log, coordinator.attempt(next_batch, 0))
+    batch = first_to_run(log, next_batch)
+    journal = close_open_slot(log, coordinator.attempt(batch, 0))
     failpoint("startup.closed")
-    _refuse_a_rolled_back_checkpoint(remains, next_batch, journal)
-    _commit_forward(coordinator, next_batch, journal)
+    _refuse_a_rolled_back_checkpoint(remains, batch, journal)
+    restore_plans(log, plans, next_batch, coordinator.strange_marks, under_way)
+    _commit_forward(coordinator, batch, journal)
     failpoint("startup.committed")
-    sweep(coordinator, remains, next_batch, journal)
+    sweep(coordinator, remains, batch, journal)
     failpoint("startup.swept")
 
 
@@ -72,15 +83,16 @@ def _claim(
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
     failpoint("startup.claimed")
     context = Context(identity.pipeline, identity.name or default_name, incarnation, marked)
-    return Coordinator(context, _participants(sinks, context), log, limits)
+    return Coordinator(context, _participants(sinks, context), log, limits=limits)
 
 
 def _participants(sinks: Sequence[Sink], context: Context) -> dict[str, Participant]:
     """In the order in which they prepare: what can expire has the least to wait for."""
     made: dict[str, Participant] = {}
     try:
-        for sink in sorted(sinks, key=lambda s: s.capabilities.expires):
-            made[sink.name] = sink.participant(context)
+        named = {sink.name: sink for sink in sinks}
+        for name in order_to_prepare((sink.name, sink.capabilities.expires) for sink in sinks):
+            made[name] = named[name].participant(context)
     except BaseException:
         for participant in made.values():
             participant.close()
@@ -141,18 +153,19 @@ def sweep(coordinator: Coordinator, remains: Mapping[str, Remains], next_batch: 
 
 
 def _refuse_anothers_checkpoint(found: Identity, ours: Identity, where: str) -> None:
-    if found.pipeline != ours.pipeline:
+    refusal = refuse_holder(Holder(found.pipeline, found.name), Holder(ours.pipeline, ours.name))
+    if refusal is Refusal.ANOTHERS_CHECKPOINT:
         raise AnotherPipeline(
             f"The log {where} belongs to query {found.pipeline}, but the checkpoint's metadata says {ours.pipeline}: "
             "files of two checkpoints are mixed."
         )
-    if found.name and ours.name and found.name != ours.name:
+    if refusal is Refusal.ANOTHER_NAME:
         raise AnotherPipeline(f"The checkpoint {where} belongs to pipeline {found.name!r}, not to {ours.name!r}.")
 
 
 def _refuse_a_replaced_checkpoint(remains: Mapping[str, Remains], context: Context) -> None:
     for sink, remain in remains.items():
-        if remain.namesakes and remain.newest_batch is None:
+        if refuse_replaced(_facts_of(remain)):
             raise AnotherPipeline(
                 f"Sink {sink} holds batches that pipeline {context.name!r} wrote under another checkpoint "
                 f"(query {remain.namesakes[-1]}).",
@@ -163,13 +176,31 @@ def _refuse_a_replaced_checkpoint(remains: Mapping[str, Remains], context: Conte
 
 
 def _refuse_a_rolled_back_checkpoint(remains: Mapping[str, Remains], next_batch: int, journal: Journal) -> None:
-    newest_known = next_batch if effective_committables(journal) is not None else next_batch - 1
+    is_decided = effective_committables(journal) is not None
     for sink, remain in remains.items():
-        staged = max((b.attempt.batch for b in remain.branches), default=-1)
-        marked = -1 if remain.newest_batch is None else remain.newest_batch
-        if marked > newest_known or staged > next_batch:
+        facts = _facts_of(remain)
+        if refuse_rolled_back(facts, next_batch=next_batch, is_decided=is_decided):
             raise CheckpointRolledBack(
-                f"Sink {sink} has seen batch {max(marked, staged)}, but the checkpoint knows batches only up to "
-                f"{newest_known}: it is older than the sink.",
+                f"Sink {sink} has seen batch {max(facts.marked, facts.staged)}, but the checkpoint knows batches only "
+                f"up to {next_batch if is_decided else next_batch - 1}: it is older than the sink.",
                 data_now="every batch that the sink has seen is visible once; this start wrote nothing",
             )
+
+
+def _facts_of(remain: Remains) -> SinkFacts:
+    return SinkFacts(
+        marked=-1 if remain.newest_batch is None else remain.newest_batch,
+        staged=max((branch.attempt.batch for branch in remain.branches), default=-1),
+        namesakes=remain.namesakes,
+    )
+
+
+def strange_marks(sinks: Sequence[Sink], pipeline: PipelineId, batch: int, journal: Journal) -> str:
+    """What the sinks show of a batch that its decision does not name: somebody has decided it for other rows."""
+    decided = {(c.attempt.attempt, c.attempt.incarnation) for c in effective_committables(journal) or ()}
+    for sink in sinks:
+        for mark in sink.evidence(pipeline, range(batch, batch + 1)).marks:
+            said = UNSAID not in (mark.attempt, mark.incarnation)
+            if mark.batch == batch and said and (mark.attempt, mark.incarnation) not in decided:
+                return f"sink {sink.name} shows attempt {mark.attempt} of incarnation {mark.incarnation}"
+    return ""

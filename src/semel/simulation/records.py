@@ -31,6 +31,9 @@ class SimulatedRecords(RecordStore):
             self.created(path, content)
         return is_new
 
+    def replace(self, path: str, content: bytes) -> None:
+        self.line.ask(LOG, "replace", lambda: self.records.replace(path, content), path)
+
     def read(self, path: str) -> bytes | None:
         found = self.line.ask(LOG, "read", lambda: self.records.read(path) or b"", path, changes=False)
         return found or None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from semel.decisions.log import DecisionLog, Identity
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, PipelineId
+from semel.protocol.plans import Plan, PlannedFile, digest_of
 from semel.runtime.batch import Limits, Only, Stage
 from semel.runtime.startup import start_exactly_once
 from semel.simulation.line import CHECKPOINT, Line, TaskFailed
@@ -55,18 +56,47 @@ class Checkpoint:
         self.done.add(batch)
 
 
+class SimulatedPlans:
+    """The checkpoint as the coordinator of one driver sees it."""
+
+    def __init__(self, checkpoint: Checkpoint, line: Line) -> None:
+        self.checkpoint = checkpoint
+        self.line = line
+
+    def next_batch(self) -> int:
+        return self.line.ask(CHECKPOINT, "next batch", lambda: self.checkpoint.next_batch, changes=False)
+
+    def has_planned(self, batch: int) -> bool:
+        return self.line.ask(CHECKPOINT, "has planned", lambda: batch in self.checkpoint.planned, batch, changes=False)
+
+    def read(self, batch: int) -> Plan:
+        content = str(batch)
+        return Plan((PlannedFile(f"offsets/{batch}", digest_of(content.encode()), content),))
+
+    def text(self, path: str) -> bytes | None:
+        batch = int(path.rpartition("/")[2])
+        return str(batch).encode() if batch in self.checkpoint.planned else None
+
+    def put_back(self, file: PlannedFile) -> None:
+        self.checkpoint.planned.add(int(file.path.rpartition("/")[2]))
+
+    def make_durable(self, batch: int) -> None:
+        """Nothing is forgotten here yet."""
+
+
 def run_query(world: World, line: Line) -> None:
     """One life of the query: start, then one batch after the other until there is nothing left to do."""
     checkpoint = world.checkpoint
-    first = line.ask(CHECKPOINT, "next batch", lambda: checkpoint.next_batch, changes=False)
     sinks = [SimulatedSink(store, line, name=store.name) for store in world.stores.values()]
     log = DecisionLog(SimulatedRecords(world.records, line, world.recorded, world.deleted))
+    plans = SimulatedPlans(checkpoint, line)
     coordinator = start_exactly_once(
-        log, sinks, Identity(PIPELINE, "simulated"), default_name="simulated", next_batch=first, limits=LIMITS
+        log, plans, sinks, Identity(PIPELINE, "simulated"), default_name="simulated", limits=LIMITS
     )
     world.counts["starts"] += 1
     world.counts["recoveries"] += coordinator.context.incarnation > 1
     try:
+        first = line.ask(CHECKPOINT, "next batch", lambda: checkpoint.next_batch, changes=False)
         stage = _stage(world, line)
         batch = first
         while not world.is_done(batch):

@@ -222,11 +222,11 @@ def the_real_code_in(world: World) -> Iterator[None]:
     forgets.
     """
 
-    def coordinator(context: Context, *values: Any) -> SimulatedCoordinator:
+    def coordinator(context: Context, *values: Any, **named: Any) -> SimulatedCoordinator:
         driver = world.scheduler.current
         if driver is None:
             raise RuntimeError("a coordinator is made only by a driver that runs")
-        made = SimulatedCoordinator(context, *values)
+        made = SimulatedCoordinator(context, *values, **named)
         made.sleep, made.clock, made.dice = Line(world, driver).pause, lambda: world.now, world.dice
         return made
 

@@ -1,0 +1,111 @@
+"""What Spark planned for a batch, and what follows when the checkpoint says something else than the decision.
+
+Spark closes and renames the files of its checkpoint and never syncs them; a decision is synced. So after a power loss,
+or in a copy of a checkpoint that was taken while it was in use, the plan of a decided batch may be missing, and Spark
+would plan the batch anew, over other rows. They would be in no sink: the batch is decided, so nobody writes it again.
+That is why a decision carries the plan that it was taken for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file of the checkpoint. Without `content` it was too large to be carried, and cannot be restored."""
+
+    path: str
+    digest: str
+    content: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What Spark has written down of a batch before it ran.
+
+    `files` are those that say which rows the batch has: `offsets/N`, and what its sources keep of it in logs of their
+    own. `before` is what Spark had written of the batch before, `commits/N-1`: a batch runs only when that is there.
+    """
+
+    files: tuple[PlannedFile, ...]
+    before: tuple[PlannedFile, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The same for the same rows."""
+        return digest_of("\n".join(f"{file.path} {file.digest}" for file in self.files).encode())
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it can be restored."""
+        return all(file.content is not None for file in (*self.files, *self.before))
+
+
+def digest_of(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+# What a start finds -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What is known of the plan of one decided batch.
+
+    `missing` and `different` are files of the decided plan, as they are in the checkpoint now. `written_from_it` says
+    what proves that somebody has gone on with the plan that is there; empty when nothing does. `under_way` is set where
+    Spark has planned already and handed over the rows, so that it is too late to change what it reads.
+    """
+
+    plan: Plan | None
+    missing: Collection[str] = ()
+    different: Collection[str] = ()
+    written_from_it: str = ""
+    under_way: bool = False
+
+
+class PlanAction(Enum):
+    GO_ON = "the checkpoint says what was decided"
+    RESTORE = "write the missing files as they were, before Spark plans anything"
+    PUT_BACK = "write the decided plan over another one that nobody has used"
+    RESTART = "put the decided plan back and stop: Spark has the rows of another one in its hands"
+    REFUSE = "stop and change nothing"
+
+
+def resolve_plan(facts: PlanFacts) -> PlanAction:
+    """What to do about the plan of a batch that is decided. What cannot be restored is never guessed."""
+    if not (facts.missing or facts.different):
+        return PlanAction.GO_ON
+    # A release before 0.2 recorded no plan. Then nothing can be compared, and what is missing cannot be restored.
+    if facts.plan is None or facts.written_from_it or not _carried(facts.plan, {*facts.missing, *facts.different}):
+        return PlanAction.REFUSE
+    if facts.under_way:
+        return PlanAction.RESTART
+    return PlanAction.PUT_BACK if facts.different else PlanAction.RESTORE
+
+
+def _carried(plan: Plan, paths: Iterable[str]) -> bool:
+    contents = {file.path: file.content for file in (*plan.files, *plan.before)}
+    return all(contents[path] is not None for path in paths)
+
+
+def compare(plan: Plan, found: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
+    """The files of a decided plan that are missing, and those that say something else. `found`: path -> digest."""
+    files = (*plan.files, *plan.before)
+    missing = [file.path for file in files if found.get(file.path) is None]
+    different = [file.path for file in files if found.get(file.path) not in (None, file.digest)]
+    return missing, different
+
+
+def undecided_gap(next_batch: int, decided: Collection[int]) -> int | None:
+    """A batch that the log does not know although it knows newer ones, or None.
+
+    Spark decides nothing out of turn, so what lies between the checkpoint and the newest decision is all decided; where
+    it is not, the log or the checkpoint has lost it.
+    """
+    newest = max(decided, default=-1)
+    return next((batch for batch in range(next_batch, newest) if batch not in decided), None)

@@ -1,0 +1,157 @@
+"""What Spark has planned for a batch, as its checkpoint says it: read for a decision, put back as it was decided."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from semel.decisions.base import RecordStore
+from semel.errors import CheckpointUnusable
+from semel.protocol.plans import Plan, PlannedFile, digest_of
+
+#: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka
+#: partitions are 20 KB, a list of ten thousand input files is 1.5 MB.
+CARRIED_BYTES_MAX = 4 * 1024 * 1024
+#: What Spark writes in place of an offset while a source has brought nothing.
+NO_OFFSET = "-"
+
+MakeDurable = Callable[[int], None]
+
+
+class Plans(Protocol):
+    """The checkpoint as the coordinator sees it."""
+
+    def next_batch(self) -> int:
+        """The first batch that Spark has not checkpointed."""
+        ...
+
+    def has_planned(self, batch: int) -> bool:
+        """Whether Spark has planned a batch."""
+        ...
+
+    def read(self, batch: int) -> Plan:
+        """The plan of a batch that Spark is running."""
+        ...
+
+    def text(self, path: str) -> bytes | None:
+        """The content of a file of the checkpoint, or None when it is not there."""
+        ...
+
+    def put_back(self, file: PlannedFile) -> None:
+        """Write a file of a decided plan as it was."""
+        ...
+
+    def make_durable(self, batch: int) -> None:
+        """Bring to disk all that the decision of this batch presupposes."""
+        ...
+
+
+class SparkPlans:
+    """In the checkpoint folder, where Spark writes them."""
+
+    def __init__(self, checkpoint: RecordStore, make_durable: MakeDurable = lambda _batch: None) -> None:
+        self.checkpoint = checkpoint
+        self.make_durable = make_durable
+
+    def next_batch(self) -> int:
+        return max((int(name) for name in self.checkpoint.list("commits") if name.isdigit()), default=-1) + 1
+
+    def has_planned(self, batch: int) -> bool:
+        return self.checkpoint.exists(offsets_of(batch))
+
+    def read(self, batch: int) -> Plan:
+        content = self.checkpoint.read(offsets_of(batch))
+        if content is None:
+            raise CheckpointUnusable(
+                f"Spark runs batch {batch}, and the file {offsets_of(batch)} of its plan is not in "
+                f"{self.checkpoint.describe()}.",
+                remedy="Let nobody else write or clean the checkpoint folder, then start the pipeline again.",
+            )
+        logs = list(self._logs_of_sources(batch, content))
+        before = self.checkpoint.read(commits_of(batch - 1)) if batch else None
+        carry = _Carrier()
+        files = tuple(carry(path, text) for path, text in [*logs, (offsets_of(batch), content)])
+        return Plan(files, () if before is None else (carry(commits_of(batch - 1), before),))
+
+    def _logs_of_sources(self, batch: int, content: bytes) -> Iterator[tuple[str, bytes]]:
+        earlier = self.checkpoint.read(offsets_of(batch - 1)) if batch else None
+        for source, names in enumerate(logs_planned(content, earlier)):
+            folder = f"sources/{source}"
+            for name in self.checkpoint.list(folder) if names is None else _with_compacted(names):
+                found = self.checkpoint.read(f"{folder}/{name}")
+                if found is not None:
+                    yield f"{folder}/{name}", found
+
+    def text(self, path: str) -> bytes | None:
+        return self.checkpoint.read(path)
+
+    def put_back(self, file: PlannedFile) -> None:
+        if file.content is None:
+            raise ValueError(f"{file.path} was not carried and cannot be put back")
+        self.checkpoint.replace(file.path, file.content.encode())
+
+
+class _Carrier:
+    """Makes planned files, with their contents as long as there is room."""
+
+    def __init__(self) -> None:
+        self.room_bytes = CARRIED_BYTES_MAX
+
+    def __call__(self, path: str, content: bytes) -> PlannedFile:
+        digest = digest_of(content)
+        if len(content) > self.room_bytes:
+            return PlannedFile(path, digest)
+        self.room_bytes -= len(content)
+        try:
+            return PlannedFile(path, digest, content.decode())
+        except UnicodeDecodeError:  # a source of somebody's own, which keeps its log in bytes
+            return PlannedFile(path, digest)
+
+
+def offsets_of(batch: int) -> str:
+    return f"offsets/{batch}"
+
+
+def commits_of(batch: int) -> str:
+    return f"commits/{batch}"
+
+
+def logs_planned(offsets: bytes, earlier: bytes | None) -> list[Sequence[str] | None]:
+    """For each source the entries of its own log that a batch rests on; None means all that are there. Pure.
+
+    The file source numbers the lists of its files, and an offset of it is the number of the newest list. Other sources
+    keep at most where they began, which matters until their first batch is done.
+    """
+    befores = _offsets_in(earlier) if earlier is not None else []
+    found: list[Sequence[str] | None] = []
+    for source, offset in enumerate(_offsets_in(offsets)):
+        before = befores[source] if source < len(befores) else NO_OFFSET
+        newest = _number_of_list(offset)
+        if newest is not None:
+            oldest = _number_of_list(before)
+            found.append([str(n) for n in range(0 if oldest is None else oldest + 1, newest + 1)])
+        else:
+            found.append(None if before == NO_OFFSET else ())
+    return found
+
+
+def _offsets_in(content: bytes) -> list[str]:
+    """Spark's form: a version, a line about the batch, then a line for each source."""
+    return content.decode(errors="replace").split("\n")[2:]
+
+
+def _number_of_list(offset: str) -> int | None:
+    try:
+        body = json.loads(offset)
+    except ValueError:
+        return None
+    number = body.get("logOffset") if isinstance(body, dict) and len(body) == 1 else None
+    return number if isinstance(number, int) else None
+
+
+def _with_compacted(names: Iterable[str]) -> Iterator[str]:
+    """Every tenth list holds all before it, under a name of its own."""
+    for name in names:
+        yield name
+        yield f"{name}.compact"

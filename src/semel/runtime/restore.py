@@ -1,0 +1,164 @@
+"""The checkpoint is made to say what was decided, before Spark reads it. The rule is `protocol.plans.resolve_plan`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from semel.decisions.log import DecisionLog
+from semel.errors import CheckpointRolledBack, PlanChanged, PlanRestored
+from semel.failpoints import failpoint
+from semel.protocol.events import Journal
+from semel.protocol.plans import (
+    Plan,
+    PlanAction,
+    PlanFacts,
+    PlannedFile,
+    compare,
+    digest_of,
+    resolve_plan,
+    undecided_gap,
+)
+from semel.protocol.recovery import decided_plan, effective_committables
+from semel.runtime.plans import Plans, commits_of, offsets_of
+
+#: So many batches before the next one are compared as well: Spark reads the plans of the last two when it starts.
+LOOK_BACK_BATCHES = 2
+
+_LOG = logging.getLogger("semel")
+
+#: Says which markers of a batch in the sinks are not of the decision in its journal; "" when there are none.
+StrangeMarks = Callable[[int, Journal], str]
+
+
+def first_to_run(log: DecisionLog, next_batch: int) -> int:
+    """The first batch that Spark hands us, once the checkpoint says what was decided.
+
+    `next_batch` is the first that the checkpoint does not know as done. In a copy that is older than the log, batches
+    behind it are decided: all but the newest of them are done, because Spark begins none before that.
+    """
+    decided = decided_batches(log, next_batch)
+    gap = undecided_gap(next_batch, decided)
+    if gap is not None:
+        raise CheckpointRolledBack(
+            f"The decision log knows batch {max(decided)} and not batch {gap}, and the checkpoint knows batches only "
+            f"up to {next_batch - 1}: what lies between is in neither.",
+            data_now="every batch that was decided is visible once; this start wrote nothing",
+        )
+    return max([next_batch, *decided])
+
+
+def decided_batches(log: DecisionLog, next_batch: int) -> dict[int, Journal]:
+    """The journals of the newest batches that are decided."""
+    journals = {batch: log.journal(batch) for batch in log.batches() if batch >= next_batch - LOOK_BACK_BATCHES}
+    return {batch: j for batch, j in journals.items() if effective_committables(j) is not None}
+
+
+def restore_plans(
+    log: DecisionLog, plans: Plans, next_batch: int, strange_marks: StrangeMarks, under_way: int | None = None
+) -> None:
+    """Compare the newest decided batches with the checkpoint, oldest first, and put back what is to be put back.
+
+    `under_way` is a batch whose rows Spark has handed over already: then nothing may be amiss.
+    """
+    told = []
+    decided = decided_batches(log, next_batch)
+    for batch, journal in decided.items():
+        told += settle_plan(plans, batch, journal, next_batch, strange_marks, is_under_way=under_way is not None)
+    if under_way is not None and (told or max(decided, default=under_way) > under_way):
+        raise restored(under_way, told)
+
+
+def settle_plan(
+    plans: Plans,
+    batch: int,
+    journal: Journal,
+    next_batch: int,
+    strange_marks: StrangeMarks,
+    *,
+    is_under_way: bool,
+) -> list[str]:
+    """Make the checkpoint say of one decided batch what was decided. Returns the files that were written."""
+    plan = decided_plan(journal)
+    is_over = batch < next_batch
+    facts = _facts(plans, batch, plan, is_over=is_over)
+    if facts.different and not facts.written_from_it:
+        facts = replace(facts, written_from_it=strange_marks(batch, journal))
+    # What is written for a batch that is over is for Spark's next look back, and changes no rows of the one under way.
+    action = resolve_plan(replace(facts, under_way=is_under_way and not is_over))
+    if action is PlanAction.GO_ON:
+        return []
+    if action is PlanAction.REFUSE or plan is None:
+        raise _refused(plans, batch, facts)
+    wanted = {*facts.missing, *facts.different}
+    written = _put_back(plans, [f for f in (*plan.files, *plan.before) if f.path in wanted])
+    kind = "said something else than was decided" if facts.different else "was missing"
+    _LOG.warning("Batch %s is decided, and its plan %s: %s put back.", batch, kind, ", ".join(written))
+    return written
+
+
+def _facts(plans: Plans, batch: int, plan: Plan | None, *, is_over: bool) -> PlanFacts:
+    offsets = offsets_of(batch)
+    if plan is None:
+        return PlanFacts(None, missing=() if is_over or plans.has_planned(batch) else [offsets])
+    # Of a batch that is over Spark reads the offsets only; the logs of its sources are cleaned with time.
+    looked_at = replace(plan, files=tuple(f for f in plan.files if f.path == offsets), before=()) if is_over else plan
+    paths = [file.path for file in (*looked_at.files, *looked_at.before)]
+    missing, different = compare(looked_at, {path: _digest(plans.text(path)) for path in paths})
+    return PlanFacts(plan, missing, different, _written_from(plans, batch, is_over=is_over) if different else "")
+
+
+def _digest(content: bytes | None) -> str | None:
+    return None if content is None else digest_of(content)
+
+
+def _written_from(plans: Plans, batch: int, *, is_over: bool) -> str:
+    if is_over:
+        return f"{commits_of(batch)} is there"
+    return f"{offsets_of(batch + 1)} is there" if plans.has_planned(batch + 1) else ""
+
+
+def _put_back(plans: Plans, files: Iterable[PlannedFile]) -> list[str]:
+    """The offsets come last: once they are there, Spark takes the batch for planned."""
+    written = []
+    for file in sorted(files, key=lambda f: f.path.startswith("offsets/")):
+        plans.put_back(file)
+        written.append(file.path)
+        failpoint("startup.restored")
+    return written
+
+
+def restored(batch: int, files: Iterable[str]) -> PlanRestored:
+    return PlanRestored(
+        f"Batch {batch} is decided, and Spark had planned it over other rows. Put back as decided: {', '.join(files)}."
+    )
+
+
+def _refused(plans: Plans, batch: int, facts: PlanFacts) -> PlanChanged:
+    offsets = offsets_of(batch)
+    if facts.plan is None:
+        return PlanChanged(
+            f"Batch {batch} was decided by an older semel, which did not record its plan, and {offsets} is missing.",
+            remedy=f"Restore {offsets} from a copy of the checkpoint, then start again.",
+        )
+    contents = {file.path: file.content for file in (*facts.plan.files, *facts.plan.before)}
+    if facts.written_from_it:
+        planned = (plans.text(offsets) or b"nothing").decode(errors="replace")
+        return PlanChanged(
+            f"Batch {batch} was decided for other rows than the checkpoint says, and somebody has gone on from there "
+            f"({facts.written_from_it}). Decided: {_offsets_in(contents[offsets] or '')}; planned now: "
+            f"{_offsets_in(planned)}; not as decided: {', '.join(facts.different)}.",
+        )
+    lost = sorted(path for path in (*facts.missing, *facts.different) if contents[path] is None)
+    return PlanChanged(
+        f"Batch {batch} is decided, and of its plan {', '.join(lost)} cannot be restored: it was too large for the "
+        "decision to carry.",
+        data_now="the batch is decided; this start wrote nothing",
+        remedy=f"Restore {', '.join(lost)} from a copy of the checkpoint, then start again.",
+    )
+
+
+def _offsets_in(content: str) -> str:
+    """The offsets without the version and the line about the batch."""
+    return " ".join(content.strip().split("\n")[2:]) or content.strip()
