@@ -55,6 +55,19 @@ def replace_file(target: Path, content: bytes) -> None:
     sync_folder(target.parent)
 
 
+def drop_stray_checksums(folder: Path) -> None:
+    """Remove checksums that Hadoop keeps of files which are not there, as a power cut may leave them.
+
+    Hadoop renames a file together with its checksum, and where that is in the way it fails as if the file were there:
+    Spark then takes another query to be at work, at every start.
+    """
+    with suppress(FileNotFoundError):
+        for entry in list(os.scandir(folder)):
+            name = entry.name
+            if name.startswith(".") and name.endswith(".crc") and not (folder / name[1 : -len(".crc")]).exists():
+                Path(entry.path).unlink(missing_ok=True)
+
+
 def make_folders(folder: Path) -> None:
     """Create a folder and make its name durable in each parent that had to be created too."""
     if folder.is_dir():

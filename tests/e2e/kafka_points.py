@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from semel.failpoints import FAILPOINTS
+from semel.failpoints import FAILPOINTS, SELDOM
 
 #: What such a pipeline passes.
-POINTS = tuple(p for p in FAILPOINTS if p.split(".")[0] in ("startup", "batch", "log", "task", "kafka"))
+KINDS = ("startup", "batch", "log", "task", "kafka")
+POINTS = tuple(p for p in FAILPOINTS if p.split(".")[0] in KINDS and p not in SELDOM)
 #: Points of a task take only its Python worker along: Spark fails the batch, and the driver ends with an error.
 IN_A_TASK = ("task.wrote", "task.prepared", "kafka.marked")

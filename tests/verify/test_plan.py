@@ -9,7 +9,7 @@ import pytest
 
 import semel
 from semel.errors import ConfigError
-from semel.failpoints import FAILPOINTS, IN_LARGE_BATCHES, VARIABLE, parse
+from semel.failpoints import FAILPOINTS, SELDOM, VARIABLE, parse
 from semel.verify import plan
 from semel.verify.plan import IN_A_TASK, KINDS, WEIGHTS, Fault, kinds_possible, plan_faults, points_for
 
@@ -136,7 +136,7 @@ def test_the_failpoints_are_those_of_the_sinks(tmp_path: Path) -> None:
         semel.Postgres("postgresql://u@localhost/d", "t"),
         semel.MySql("mysql://u@localhost/d", "t"),
     ]
-    assert points_for(everything, "exactly-once") == tuple(p for p in FAILPOINTS if p not in IN_LARGE_BATCHES)
+    assert points_for(everything, "exactly-once") == tuple(p for p in FAILPOINTS if p not in SELDOM)
     assert set(IN_A_TASK) <= set(FAILPOINTS)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from semel.decisions.base import RecordStore
+from semel.decisions.files import FileStore
+from semel.durable import drop_stray_checksums
 from semel.errors import CheckpointUnusable
 from semel.protocol.plans import Plan, PlannedFile, digest_of
 
@@ -21,6 +23,10 @@ MakeDurable = Callable[[int], None]
 
 class Plans(Protocol):
     """The checkpoint as the coordinator sees it."""
+
+    def clean(self) -> None:
+        """Remove what a power cut left that would keep Spark from planning. Older drivers are fenced by then."""
+        ...
 
     def next_batch(self) -> int:
         """The first batch that Spark has not checkpointed."""
@@ -53,6 +59,12 @@ class SparkPlans:
     def __init__(self, checkpoint: RecordStore, make_durable: MakeDurable = lambda _batch: None) -> None:
         self.checkpoint = checkpoint
         self.make_durable = make_durable
+
+    def clean(self) -> None:
+        if isinstance(self.checkpoint, FileStore):
+            root = self.checkpoint.root
+            for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("*")):
+                drop_stray_checksums(folder)
 
     def next_batch(self) -> int:
         return max((int(name) for name in self.checkpoint.list("commits") if name.isdigit()), default=-1) + 1

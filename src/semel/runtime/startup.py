@@ -53,6 +53,7 @@ def _recover(coordinator: Coordinator, log: DecisionLog, plans: Plans, next_batc
     journal = close_open_slot(log, coordinator.attempt(batch, 0))
     failpoint("startup.closed")
     _refuse_a_rolled_back_checkpoint(remains, batch, journal)
+    plans.clean()
     restore_plans(log, plans, next_batch, coordinator.strange_marks, under_way)
     _commit_forward(coordinator, batch, journal)
     failpoint("startup.committed")

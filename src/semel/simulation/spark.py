@@ -63,6 +63,9 @@ class SimulatedPlans:
         self.checkpoint = checkpoint
         self.line = line
 
+    def clean(self) -> None:
+        """Nothing is left behind here."""
+
     def next_batch(self) -> int:
         return self.line.ask(CHECKPOINT, "next batch", lambda: self.checkpoint.next_batch, changes=False)
 

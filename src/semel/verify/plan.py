@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semel.errors import ConfigError
-from semel.failpoints import FAILPOINTS, IN_LARGE_BATCHES, VARIABLE
+from semel.failpoints import FAILPOINTS, SELDOM, VARIABLE
 from semel.sinks.base import Sink
 
 #: What can be done -> what it is.
@@ -141,7 +141,7 @@ def points_for(sinks: Sequence[Sink], guarantee: str) -> tuple[str, ...]:
 
 
 def _points_of(sink: Sink, guarantee: str) -> set[str]:
-    own = {point for point in FAILPOINTS if point.startswith(f"{sink.kind}.")} - IN_LARGE_BATCHES
+    own = {point for point in FAILPOINTS if point.startswith(f"{sink.kind}.")} - SELDOM
     if sink.kind == "kafka" and guarantee != "exactly-once":
         # Records are sent without a transaction.
         return set()
