@@ -51,7 +51,7 @@ def test_a_committable_survives_its_code() -> None:
 
 def test_a_batch_survives_its_code() -> None:
     rules = Rules(tasks=1)
-    journal: JournalCode = ((ABORTED, 1, ()), (ABORTED, 2, ()), (DECIDED, 3, (CODE,)))
+    journal: JournalCode = ((ABORTED, 1, (), 0), (ABORTED, 2, (), 0), (DECIDED, 3, (CODE,), 0))
     name, work = rules.resolve(journal, 1, 3, 3)
     assert (name, work) == ("CommitForward", ("DECIDED", 3, (), ("s0/1",), ()))
     assert work
@@ -72,7 +72,7 @@ def test_a_replay_numbers_its_tasks_otherwise() -> None:
 
 
 def test_a_journal_is_read_up_to_its_first_hole() -> None:
-    first, second = (ABORTED, 1, ()), (ABORTED, 2, ())
+    first, second = (ABORTED, 1, (), 0), (ABORTED, 2, (), 0)
     behind_a_hole = create_slot((), 1, second)
     assert behind_a_hole == ((), second)
     assert read_journal(behind_a_hole) == ()

@@ -43,11 +43,14 @@ class Model(DriverSteps):
         if world.claims >= self.bounds.claims_max:
             text = f"{world.claims} starts, and batch {world.commits} is not done"
             return [(("stuck",), world._replace(broken=f"finishes: {text}"))]
-        return [(("start", world.commits), self.with_a_driver(world))]
+        moves: Moves = [(("start", self.next_batch(world)), self.with_a_driver(world))]
+        if self.bounds.drop_in:
+            moves.append((("start_in_batch", self.next_batch(world)), self.with_a_driver(world, at="plan")))
+        return moves
 
-    def with_a_driver(self, world: World) -> World:
+    def with_a_driver(self, world: World, at: str = "claim") -> World:
         """It reads which batch comes next before it claims."""
-        return world._replace(drivers=(*world.drivers, Driver(0, "claim", world.commits)))
+        return world._replace(drivers=(*world.drivers, Driver(0, at, self.next_batch(world))))
 
     # Faults -----------------------------------------------------------------------------------------------------------
 
@@ -56,8 +59,8 @@ class Model(DriverSteps):
         if (crashed := spend(world, "crashes")) is not None:
             moves += [move for d in world.drivers if d.incarnation for move in self.crashes(crashed, d)]
         if (doubled := spend(world, "zombies")) is not None and self.may_be_doubled(world):
-            moves.append((("second_driver", world.commits), self.with_a_driver(doubled)))
-        return moves + self.troubles_of_stores(world) + self.weaker_before(world)
+            moves.append((("second_driver", self.next_batch(world)), self.with_a_driver(doubled)))
+        return moves + self.troubles_of_stores(world) + self.weaker_before(world) + self.forgettings(world)
 
     def crashes(self, world: World, d: Driver) -> Moves:
         """The driver dies. Tasks that it has started may go on without it and stage what nobody waits for."""
@@ -107,7 +110,7 @@ class Model(DriverSteps):
     def weaker_before(self, world: World) -> Moves:
         if not self.bounds.weaker_before or world.claims or world.drivers:
             return []
-        record: RecordCode = (STARTED, 1, ())
+        record: RecordCode = (STARTED, 1, (), 0)
         begun = world._replace(claims=1, journals=((record,), *world.journals[1:]))
         return [(("weaker_before",), begun)]
 

@@ -31,6 +31,7 @@ from semel.protocol.events import (
     Journal,
     Outcome,
 )
+from semel.protocol.plans import PlanAction, PlanFacts, resolve_plan
 from semel.protocol.recovery import (
     CommitForward,
     Facts,
@@ -39,6 +40,7 @@ from semel.protocol.recovery import (
     Run,
     resolve_batch,
 )
+from semel.protocol.refusals import Refusal, SinkFacts, refuse_rolled_back
 from semel.protocol.states import State
 from semel.protocol.step import Batch, step
 from semel.runtime.mend import Mend, replace_gone
@@ -100,6 +102,25 @@ def always_attempt_0(facts: Facts) -> Resolution:
     return Run(attempt=0) if isinstance(found, Run) else found
 
 
+def compares_no_plans(_facts: PlanFacts) -> PlanAction:
+    return PlanAction.GO_ON
+
+
+def restores_nothing(facts: PlanFacts) -> PlanAction:
+    found = resolve_plan(facts)
+    return PlanAction.REFUSE if found is PlanAction.RESTORE else found
+
+
+def looks_at_files_only(facts: PlanFacts) -> PlanAction:
+    return resolve_plan(replace(facts, in_hand_differs=False))
+
+
+def refuses_what_is_staged_behind(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:
+    if sink.staged > next_batch:
+        return Refusal.ROLLED_BACK
+    return refuse_rolled_back(sink, next_batch=next_batch, is_decided=is_decided)
+
+
 def aborts_nothing(*_: Any, **__: Any) -> Fate:
     return Fate.KEEP
 
@@ -158,6 +179,22 @@ class DoesNotClose(Model):
         journal = read_journal(world.journals[d.batch])
         label = ("read", d.incarnation, d.batch, len(journal))
         return [self.after_close(label, world, d, d._replace(journal=journal))]
+
+
+class BelievesTheCheckpoint(Model):
+    """The first batch is the one that the checkpoint does not know as done, whatever the log has decided."""
+
+    def first_batch(self, world: World, next_batch: int) -> int:  # noqa: ARG002 - that is the bug
+        return next_batch
+
+
+class ClosesOneBatchOnly(Model):
+    """What is staged of the batch behind is swept, and its slot stays open."""
+
+    def at_close_next(self, world: World, d: Driver) -> Moves:
+        journal, record = read_journal(world.journals[d.batch + 1]), (ABORTED, d.incarnation, (), 0)
+        now = self.closed(d._replace(closed_next=(*journal, record)))
+        return [(("restored", d.incarnation, d.batch), with_driver(world, d, now))]
 
 
 class SweepsBeforeItCloses(Model):

@@ -1,7 +1,8 @@
 """What a driver does, one atomic step at a time, in the order of `runtime.startup` and `runtime.batch`.
 
     start:      read commits/, claim, list every store, fence each, read the journal, close its open slot,
-                commit forward what is decided, sweep each store
+                put back what the checkpoint has forgotten (see plans), commit forward what is decided,
+                sweep each store
     each batch: read the journal, look for a newer claim, stage each sink, prepare each sink, decide, look again,
                 commit each committable in any order, mend what is gone, tidy, checkpoint
 
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from semel.errors import BatchFailed
+from semel.model.plans import PlanSteps
 from semel.model.rules import Rules
 from semel.model.stores import Stores
 from semel.model.world import (
@@ -64,7 +66,7 @@ MENDS_MAX = Limits().mends
 Moves: TypeAlias = list[tuple[Label, World]]
 
 
-class DriverSteps:
+class DriverSteps(PlanSteps):
     """The steps. `rules` may be a mutant's; `truth` is what the observer believes, and is never one."""
 
     def __init__(self, bounds: Bounds, rules: Rules | None = None, stores: Stores | None = None) -> None:
@@ -86,7 +88,7 @@ class DriverSteps:
 
     def at_claim(self, world: World, d: Driver) -> Moves:
         mine = world.claims + 1
-        claimed = d._replace(incarnation=mine, at="list")
+        claimed = d._replace(incarnation=mine, at="list", next=d.batch if self.bounds.forgets else 0)
         return [(("claim", mine), with_driver(world, d, claimed)._replace(claims=mine))]
 
     def at_list(self, world: World, d: Driver) -> Moves:
@@ -105,6 +107,10 @@ class DriverSteps:
         return [(("fence", d.incarnation, d.k), with_driver(with_store(world, d.k, fenced), d, following))]
 
     def at_close_read(self, world: World, d: Driver) -> Moves:
+        first = self.first_batch(world, d.batch)
+        if first is None:
+            return [(("start_refused", d.incarnation, d.batch), without_driver(world, d)._replace(asked=True))]
+        world, d = self.turned_to(world, d, first)
         journal = read_journal(world.journals[d.batch])
         label = ("read", d.incarnation, d.batch, len(journal))
         if d.incarnation == 1:
@@ -112,7 +118,7 @@ class DriverSteps:
         return [(label, with_driver(world, d, d._replace(at="close", journal=journal)))]
 
     def at_close(self, world: World, d: Driver) -> Moves:
-        record: RecordCode = (ABORTED, d.incarnation, ())
+        record: RecordCode = (ABORTED, d.incarnation, (), 0)
         slot = len(d.journal)
         closed = self.append(world, d.batch, slot, record)
         if closed is None:
@@ -129,21 +135,52 @@ class DriverSteps:
         return moves
 
     def after_close(self, label: Label, world: World, old: Driver, d: Driver) -> tuple[Label, World]:
-        """Refuse a checkpoint that is older than a store; commit forward what is decided; else sweep."""
-        found = self.rules.effective(d.journal, d.batch)
-        newest_known = d.batch if found is not None else d.batch - 1
-        staged = max((unpack(b).batch for branches in d.listing for b in branches), default=0)
-        if d.newest_mark - 1 > newest_known or staged > d.batch:
+        """Refuse a checkpoint that is older than a store; then make it say what was decided."""
+        is_decided = self.rules.effective(d.journal, d.batch) is not None
+        staged = max((unpack(b).batch for branches in d.listing for b in branches), default=-1)
+        if self.rules.rolled_back(d.newest_mark - 1, staged, d.batch, is_decided):
             return ("start_refused", d.incarnation, d.batch), without_driver(world, old)
         d = d._replace(k=0, journal=(), closed=d.journal)
-        following = d._replace(at="sweep") if found is None else d._replace(at="read", forward=True)
-        return label, with_driver(world, old, following)
+        if staged > d.batch:
+            return label, with_driver(world, old, d._replace(at="close_next"))
+        return label, with_driver(world, old, self.closed(d))
+
+    def at_close_next(self, world: World, d: Driver) -> Moves:
+        """Something is staged of the batch behind: its driver may still decide it."""
+        batch = d.batch + 1
+        journal, record = read_journal(world.journals[batch]), (ABORTED, d.incarnation, (), 0)
+        closed = self.append(world, batch, len(journal), record)
+        if closed is None:
+            raise ProtocolError(f"the first free slot of batch {batch} is taken")
+        now = self.closed(d._replace(closed_next=(*journal, record)))
+        return [(("close", d.incarnation, batch, len(journal)), with_driver(closed, d, now))]
+
+    def closed(self, d: Driver) -> Driver:
+        return d._replace(at="restore") if self.bounds.forgets else self.settling(d)
+
+    def turned_to(self, world: World, d: Driver, batch: int) -> tuple[World, Driver]:
+        """The driver with another batch before it, and the world that has it."""
+        if batch == d.batch:
+            return world, d
+        turned = d._replace(batch=batch)
+        return with_driver(world, d, turned), turned
+
+    def after_restore(self, world: World, d: Driver) -> Moves:
+        if d.amiss:
+            return [(("restarted", d.incarnation, d.batch), without_driver(world, d))]
+        return [(("restored", d.incarnation, d.batch), with_driver(world, d, self.settling(d)))]
+
+    def settling(self, d: Driver) -> Driver:
+        """Commit forward what is decided, then sweep."""
+        is_decided = self.rules.effective(d.closed, d.batch) is not None
+        return d._replace(at="read", forward=True, k=0) if is_decided else d._replace(at="sweep", k=0)
 
     def at_sweep(self, world: World, d: Driver) -> Moves:
+        journals = {d.batch: d.closed, d.batch + 1: d.closed_next}
         doomed = tuple(
             branch
             for branch in d.listing[d.k]
-            if self.rules.fate(branch, d.k, d.closed if unpack(branch).batch == d.batch else (), d.batch, d.incarnation)
+            if self.rules.fate(branch, d.k, journals.get(unpack(branch).batch, ()), d.batch, d.incarnation)
             is Fate.ABORT
         )
         swept = self.must_be_swept(self.abort(world, d.k, doomed), d)
@@ -153,7 +190,7 @@ class DriverSteps:
             return [(label, with_driver(swept, d, d._replace(k=d.k + 1)))]
         if d.batch == self.bounds.batches:
             return [(label, without_driver(swept, d))]
-        return [(label, with_driver(swept, d, Driver(d.incarnation, "read", d.batch)))]
+        return [(label, with_driver(swept, d, self.to_batch(d, d.batch, is_first=True)))]
 
     # A batch ----------------------------------------------------------------------------------------------------------
 
@@ -175,6 +212,8 @@ class DriverSteps:
             return [(label, without_driver(world, d))]
         if name == "Run":
             world = self.must_show_nothing(world, d)
+        elif amiss := self.before_forward(world, d):
+            return amiss
         return [(label, self.at_work_with(world, d, d._replace(at="work", k=0), work))]
 
     def at_work_with(self, world: World, old: Driver, d: Driver, work: WorkCode) -> World:
@@ -188,7 +227,7 @@ class DriverSteps:
                 world = self.must_show_all(world, d.batch)
             return with_driver(world, old, d._replace(at="sweep", k=0, forward=False, journal=(), work=()))
         if state is State.COMMITTED:
-            return with_driver(world, old, Driver(d.incarnation, self.after_commit(d), d.batch, work=work))
+            return with_driver(world, old, Driver(d.incarnation, self.after_commit(d), d.batch, work=work, plan=d.plan))
         if state in FINAL and self.rules.action(work) not in (Action.ROLL_BACK, Action.WITHDRAW):
             return without_driver(world, old)
         return with_driver(world, old, d)
@@ -220,7 +259,7 @@ class DriverSteps:
 
     def do_restage(self, world: World, d: Driver) -> Moves:
         wanted = tuple(sorted({c[0] for c in self.known(d) if c[1] in self.gone(d)}))
-        mended = sum(kind == MENDS and incarnation == d.incarnation for kind, incarnation, _ in d.journal)
+        mended = sum(kind == MENDS and incarnation == d.incarnation for kind, incarnation, _, _ in d.journal)
         if mended == MENDS_MAX:
             return [(("prepare_failed", d.incarnation, d.batch, wanted[0]), self.prepare_failed(world, d, mends=True))]
         if d.k < len(wanted):
@@ -229,7 +268,7 @@ class DriverSteps:
 
     def known(self, d: Driver) -> tuple[CommittableCode, ...]:
         """What the driver has in its hands: all that it read or decided, the newest of each key."""
-        found = {c[1]: c for _, _, committables in d.journal for c in committables}
+        found = {c[1]: c for _, _, committables, _ in d.journal for c in committables}
         return tuple({**found, **{c[1]: c for c in self.rules.effective(d.journal, d.batch) or ()}}.values())
 
     def gone(self, d: Driver) -> tuple[str, ...]:
@@ -308,7 +347,7 @@ class DriverSteps:
     def do_decide(self, world: World, d: Driver) -> Moves:
         work = self.work(d)
         kind = MENDS if work[0] == State.MENDED.name else DECIDED
-        record: RecordCode = (kind, d.incarnation, d.proposal)
+        record: RecordCode = (kind, d.incarnation, d.proposal, d.plan if kind == DECIDED else 0)
         slot, label = work[1], (d.incarnation, d.batch, work[1])
         self.require(record, slot, d)
         recorded = self.append(world, d.batch, slot, record)
@@ -404,7 +443,9 @@ class DriverSteps:
     def at_tidy(self, world: World, d: Driver) -> Moves:
         """Forget old journals, then drop what lost tries left: two steps, and somebody may come between them."""
         if d.k == 0:
-            journals = tuple(() if batch < d.batch else slots for batch, slots in enumerate(world.journals))
+            # As many are kept as a copy of the checkpoint may be behind.
+            kept_from = d.batch - self.bounds.forgets
+            journals = tuple(() if batch < kept_from else slots for batch, slots in enumerate(world.journals))
             following = with_driver(world._replace(journals=journals), d, d._replace(k=1))
             return [(("prune", d.incarnation, d.batch), following)]
         for sink, store in enumerate(world.stores):
@@ -415,11 +456,12 @@ class DriverSteps:
         """Spark writes commits/N. If somebody else has, Spark stops this query."""
         if world.commits > d.batch:
             return [(("checkpoint_taken", d.incarnation, d.batch), without_driver(world, d))]
+        world = self.must_go_on_from_what_was_decided(world, d)
         world = world._replace(commits=d.batch + 1)
         label = ("checkpoint", d.incarnation, d.batch)
         if d.batch + 1 == self.bounds.batches:
             return [(label, without_driver(world, d))]
-        return [(label, with_driver(world, d, Driver(d.incarnation, "read", d.batch + 1)))]
+        return [(label, with_driver(world, d, self.to_batch(d, d.batch + 1, is_first=False)))]
 
     def abort(self, world: World, sink: int, branches: Iterable[int]) -> World:
         """Drop branches of a sink. The observer minds when a decision still needs one of them."""
@@ -439,7 +481,9 @@ class DriverSteps:
         """
         if world.claims > d.incarnation:
             return world
-        named = {b for c in self.truth.effective(d.closed, d.batch) or () if c[0] == d.k for b in c[5]}
+        closed = [(d.closed, d.batch), (d.closed_next, d.batch + 1)]
+        decided = [c for journal, batch in closed for c in self.truth.effective(journal, batch) or ()]
+        named = {b for c in decided if c[0] == d.k for b in c[5]}
         for branch in {*d.listing[d.k]} & {*world.stores[d.k].branches} - named:
             if unpack(branch).incarnation < d.incarnation:
                 return world._replace(broken=f"no_orphan: a start swept sink s{d.k} and left {words(branch)}")
@@ -473,7 +517,7 @@ class DriverSteps:
         if batch < world.commits:
             return world
         record = world.journals[batch][slot]
-        if len(record) == 3 and record[0] != ABORTED:
+        if len(record) == 4 and record[0] != ABORTED:
             newer = [before[1] for before in world.journals[batch][:slot] if before and before[1] > record[1]]
             if newer:
                 text = f"incarnation {record[1]} decided batch {batch} after incarnation {newer[0]} had settled it"

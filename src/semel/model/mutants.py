@@ -216,6 +216,43 @@ MUTANTS = (
         rules(resolve_batch=bugs.runs_what_is_decided),
     ),
     Mutant("pruned_too_early", "the journal is forgotten before the checkpoint", small(crashes=1), bugs.PrunesTooEarly),
+    # Plans
+    Mutant(
+        "plan_not_compared",
+        "nobody asks whether the checkpoint still says what was decided",
+        small("ledger", crashes=1, forgets=1),
+        rules(resolve_plan=bugs.compares_no_plans),
+    ),
+    Mutant(
+        "plan_not_restored",
+        "a plan that is missing is refused, although the decision carries it",
+        small("ledger", crashes=1, forgets=1),
+        rules(resolve_plan=bugs.restores_nothing),
+    ),
+    Mutant(
+        "files_only",
+        "a driver compares files and does not ask what Spark has in its hands",
+        small("idempotent", crashes=1, zombies=1, forgets=1),
+        rules(resolve_plan=bugs.looks_at_files_only),
+    ),
+    Mutant(
+        "checkpoint_believed",
+        "a start takes the batch of an old checkpoint for the next one, although newer ones are decided",
+        small("ledger", batches=2, crashes=1, forgets=1),
+        bugs.BelievesTheCheckpoint,
+    ),
+    Mutant(
+        "staged_behind_refused",
+        "a start refuses what is staged of the batch behind the one that it finds decided",
+        small("ledger", batches=2, crashes=1, forgets=1),
+        rules(refuse_rolled_back=bugs.refuses_what_is_staged_behind),
+    ),
+    Mutant(
+        "closes_one_batch_only",
+        "a start sweeps the batch behind and does not close its slot",
+        small("idempotent", batches=2, zombies=1),
+        bugs.ClosesOneBatchOnly,
+    ),
     # Mending
     Mutant(
         "mend_under_a_new_key",

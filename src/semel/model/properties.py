@@ -16,6 +16,7 @@ from semel.model.adversary import Model
 from semel.model.world import Bounds, World
 from semel.protocol.events import Outcome
 from semel.protocol.invariants import nothing_duplicated, nothing_early, nothing_lost, nothing_torn
+from semel.protocol.plans import PlanAction
 from semel.protocol.recovery import Fate, Resolution
 from semel.protocol.states import State
 
@@ -28,6 +29,7 @@ ALWAYS = {
     "one_decision": "a batch is decided once, and by no older driver after a newer one has settled it",
     "decided_is_kept": "nobody drops a branch that a decision names while its rows are not visible",
     "finishes": "once nothing goes wrong any more the pipeline finishes",
+    "plan_kept": "what the checkpoint has lost of a decided batch can be put back",
     "tables": "nothing happens that the tables of the protocol do not know",
 }
 
@@ -73,7 +75,8 @@ class Observer:
             if torn := nothing_torn([(batch, self.tasks * len(shown), sum(shown))]):
                 return f"no_torn: {torn[0]}"
         after = self.model.undisturbed_start(world)
-        if after.broken:
+        if after.broken or after.asked:
+            # A person who was asked looks at everything.
             return after.broken
         left = [f"s{sink}" for sink, store in enumerate(after.stores) if store.branches or store.held]
         return f"no_orphan: after one more start something is left in {', '.join(left)}" if left else ""
@@ -86,6 +89,7 @@ def everything() -> set[tuple[str, str]]:
     """Every state, outcome, resolution and fate of the protocol, and every branch of recovery: (kind, name)."""
     wanted = {("state", s.name) for s in State} | {("outcome", o.name) for o in Outcome}
     wanted |= {("fate", f.name) for f in Fate} | {("resolution", r.__name__) for r in get_args(Resolution)}
+    wanted |= {("plan", action.name) for action in PlanAction if action is not PlanAction.REFUSE}
     return wanted | {("step", name) for name in RECOVERY_STEPS}
 
 
@@ -122,6 +126,13 @@ RECOVERY_STEPS = (
     "checkpoint_taken",
     "start_refused",
     "tasks_arrive",
+    "plan_read",
+    "plan_taken",
+    "forget",
+    "forget_commit",
+    "forget_batch",
+    "forget_both",
+    "forget_done",
 )
 
 _NEEDS: dict[str, Iterable[str]] = {
@@ -164,10 +175,15 @@ _NEEDS: dict[str, Iterable[str]] = {
     "fenced": ["zombies"],
     "close_taken": ["zombies"],
     "checkpoint_taken": ["zombies"],
-    "start_refused": ["zombies", "batches"],
+    "start_refused": ["zombies", "batches", "journals_pruned"],
     "tasks_arrive": ["crashes"],
     "fence_refused": ["zombies", "fences"],
 }
+
+
+_NEEDS |= {step: ["forgets"] for step in RECOVERY_STEPS if step.startswith("forget")}
+_NEEDS |= {name: ["forgets", "a_restart"] for name in ("plan_read", "RESTORE", "GO_ON")}
+_NEEDS |= {"plan_taken": ["forgets", "zombies", "batches"], "RESTART": ["drop_in"], "PUT_BACK": ["drop_in", "crashes"]}
 
 
 def _can_be_met(entry: tuple[str, str], bounds: Bounds) -> bool:
@@ -188,5 +204,8 @@ _CAN: dict[str, Callable[[Bounds], bool]] = {
     "a_restart": lambda b: b.crashes + b.zombies > 0,
     "away": lambda b: b.away > 0,
     "a_failed_prepare": lambda b: b.away > 0 or (b.zombies > 0 and any(kind != "idempotent" for kind in b.sinks)),
+    "forgets": lambda b: b.forgets > 0,
+    "journals_pruned": lambda b: b.forgets == 0,
+    "drop_in": lambda b: b.forgets > 0 and b.drop_in,
     "fences": lambda b: any(kind != "idempotent" for kind in b.sinks),
 }

@@ -7,7 +7,7 @@ function, and remembered. What the functions have answered is also the record of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,10 +26,15 @@ from semel.model.world import (
 )
 from semel.protocol import invariants
 from semel.protocol.events import Aborted, Committable, Decided, Event, Outcome, Record, Started
+from semel.protocol.plans import Plan, PlanAction, PlanFacts, PlannedFile, compare, digest_of
+from semel.protocol.plans import resolve_plan as production_resolve_plan
 from semel.protocol.recovery import CommitForward, Facts, Fate, Resolution, Run
+from semel.protocol.recovery import decided_plan as production_decided_plan
 from semel.protocol.recovery import effective_committables as production_effective_committables
 from semel.protocol.recovery import resolve_batch as production_resolve_batch
 from semel.protocol.recovery import resolve_leftover as production_resolve_leftover
+from semel.protocol.refusals import SinkFacts
+from semel.protocol.refusals import refuse_rolled_back as production_refuse_rolled_back
 from semel.protocol.states import ACTIONS, Action, State
 from semel.protocol.step import Batch
 from semel.protocol.step import decided as production_decided
@@ -51,6 +56,9 @@ class Rules:
     resolve_batch: Callable[[Facts], Resolution] = production_resolve_batch
     resolve_leftover: Callable[..., Fate] = production_resolve_leftover
     effective_committables: Callable[..., tuple[Committable, ...] | None] = production_effective_committables
+    resolve_plan: Callable[[PlanFacts], PlanAction] = production_resolve_plan
+    decided_plan: Callable[..., Plan | None] = production_decided_plan
+    refuse_rolled_back: Callable[..., Any] = production_refuse_rolled_back
     choose_parts: Callable[..., Any] = production_choose_parts
     replace_gone: Callable[..., list[Committable]] = production_replace_gone
     actions: Mapping[State, Action] = field(default_factory=lambda: ACTIONS)
@@ -64,6 +72,9 @@ class Rules:
         self.effective = lru_cache(None)(self._effective)
         self.faults_of_a_decision = lru_cache(None)(self._faults_of_a_decision)
         self.mend = lru_cache(None)(self._mend)
+        self.plan_of = lru_cache(None)(self._plan_of)
+        self.plan_action = lru_cache(None)(self._plan_action)
+        self.rolled_back = lru_cache(None)(self._rolled_back)
         self.journal = lru_cache(None)(self._journal)
         self.committable = lru_cache(None)(self._committable)
 
@@ -110,6 +121,32 @@ class Rules:
         found = self.effective_committables(self.journal(journal, batch))
         return None if found is None else tuple(code_of_committable(c) for c in found)
 
+    # Plans and refusals -----------------------------------------------------------------------------------------------
+
+    def _plan_of(self, journal: JournalCode, batch: int) -> int:
+        """The number of the plan that the batch was decided for; 0 when it is not decided."""
+        plan = self.decided_plan(self.journal(journal, batch))
+        return 0 if plan is None else int(plan.files[0].content or 0)
+
+    def _plan_action(
+        self, decided: int, found: int, in_hand: int, *, is_before_there: bool, is_used: bool
+    ) -> PlanAction:
+        """What follows when the checkpoint says `found` of a decided batch and Spark, if it runs, has `in_hand`."""
+        plan = plan_of_code(decided)
+        before = plan.before[0]
+        digests = {OFFSETS: plan_of_code(found).files[0].digest if found else None}
+        digests[before.path] = before.digest if is_before_there else None
+        missing, different = compare(plan, digests)
+        used = "somebody went on" if is_used and different else ""
+        other = in_hand not in (0, decided)
+        action = self.resolve_plan(PlanFacts(plan, missing, different, used, bool(in_hand), other))
+        self.seen.add(("plan", action.name))
+        return action
+
+    def _rolled_back(self, marked: int, staged: int, next_batch: int, is_decided: bool) -> bool:
+        facts = SinkFacts(marked, staged)
+        return self.refuse_rolled_back(facts, next_batch=next_batch, is_decided=is_decided) is not None
+
     # Decisions and mends ----------------------------------------------------------------------------------------------
 
     def _faults_of_a_decision(
@@ -122,6 +159,7 @@ class Rules:
         return [
             *invariants.decision_takes_the_next_slot(decision, self.journal(journal, batch)),
             *invariants.decision_names_one_attempt(decision),
+            *([] if decision.mends else invariants.decision_carries_its_plan(decision)),
             *covers,
         ]
 
@@ -155,13 +193,17 @@ class Rules:
         return tuple(self._record(record, slot, batch) for slot, record in enumerate(journal))
 
     def _record(self, record: RecordCode, slot: int, batch: int) -> Record:
-        kind, incarnation, committables = record
+        kind, incarnation, committables, number = record
         attempt = Attempt(PIPELINE, batch, slot, Incarnation(incarnation))
         if kind == ABORTED:
             return Aborted(attempt)
         if kind == STARTED:
             return Started(attempt)
-        return Decided(attempt, tuple(self.committable(c) for c in committables), mends=kind == MENDS)
+        prepared = tuple(self.committable(c) for c in committables)
+        if kind == MENDS:
+            return Decided(attempt, prepared, mends=True)
+        plan = plan_of_code(number)
+        return Decided(attempt, tuple(replace(c, plan=plan.digest) for c in prepared), plan=plan)
 
     def _committable(self, code: CommittableCode) -> Committable:
         sink, key, batch, attempt, incarnation, branches, mends = code
@@ -177,6 +219,15 @@ class Rules:
 
 
 # Codes --------------------------------------------------------------------------------------------------------------
+
+
+OFFSETS, COMMITS_BEFORE = "offsets", "commits before"
+
+
+def plan_of_code(number: int) -> Plan:
+    content = str(number)
+    file = PlannedFile(OFFSETS, digest_of(content.encode()), content)
+    return Plan((file,), (PlannedFile(COMMITS_BEFORE, digest_of(b""), ""),))
 
 
 def sink_name(sink: int) -> str:

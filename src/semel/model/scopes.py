@@ -12,6 +12,9 @@ SMALL = (
     Bounds(("prepared",), batches=2, crashes=0, zombies=1, lost=0, expiries=1, restarts=0),
     Bounds(("idempotent",), batches=1, crashes=0, zombies=2, lost=0, expiries=0, restarts=0, weaker_before=True),
     Bounds(("prepared", "ledger"), batches=2, crashes=1, zombies=0, lost=0, expiries=1, restarts=0, away=1),
+    Bounds(("ledger",), batches=2, crashes=1, zombies=0, lost=0, expiries=0, restarts=0, forgets=1),
+    Bounds(("idempotent",), batches=2, crashes=1, zombies=0, lost=0, expiries=0, restarts=0, forgets=1, drop_in=True),
+    Bounds(("idempotent",), batches=2, crashes=0, zombies=1, lost=0, expiries=0, restarts=0, forgets=1),
 )
 
 #: The proof: minutes. Each line leaves out some fault, so that the others may come more often or together.
@@ -25,6 +28,10 @@ FULL = (
     Bounds(("prepared", "idempotent"), batches=3, crashes=1, zombies=1, lost=0, expiries=0, restarts=0),
     Bounds(("idempotent",), batches=1, crashes=1, zombies=2, lost=0, expiries=0, restarts=0, weaker_before=True),
     Bounds(KINDS, batches=2, crashes=1, zombies=0, lost=0, expiries=1, restarts=1, away=2),
+    Bounds(KINDS, batches=2, crashes=1, zombies=0, lost=0, expiries=1, restarts=0, forgets=1),
+    Bounds(("prepared", "ledger"), batches=2, crashes=1, zombies=0, lost=1, expiries=0, restarts=0, forgets=1),
+    Bounds(("ledger",), batches=2, crashes=1, zombies=1, lost=0, expiries=0, restarts=0, forgets=1, drop_in=True),
+    Bounds(("idempotent",), batches=3, crashes=1, zombies=0, lost=0, expiries=0, restarts=0, forgets=2, drop_in=True),
 )
 
 SCOPES = {"small": SMALL, "full": FULL}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 KINDS = ("prepared", "ledger", "idempotent")
 SINKS_MAX = 3
@@ -12,13 +12,13 @@ TASKS_MAX = 2
 FAULTS_MAX = 3
 
 #: What the adversary has left to spend, in the order of `World.left`.
-Fault = Literal["crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts", "away"]
-FAULTS: tuple[Fault, ...] = ("crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts", "away")
+Fault = Literal["crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts", "away", "forgets"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 #: (sink, key, batch, attempt, incarnation, branches, mends)
 CommittableCode: TypeAlias = tuple[int, str, int, int, int, tuple[int, ...], int]
-#: (kind, incarnation, committables); its attempt is the number of its slot.
-RecordCode: TypeAlias = tuple[int, int, tuple[CommittableCode, ...]]
+#: (kind, incarnation, committables, plan); its attempt is the number of its slot.
+RecordCode: TypeAlias = tuple[int, int, tuple[CommittableCode, ...], int]
 JournalCode: TypeAlias = tuple[RecordCode, ...]
 #: The slots of a batch as they lie in the log; a pruned one, or one that was never created, is empty.
 Slots: TypeAlias = tuple[RecordCode | tuple[()], ...]
@@ -46,6 +46,10 @@ class Bounds:
     doubts: int = 0
     #: A store is away when a driver lets it prepare.
     away: int = 0
+    #: The checkpoint loses files that Spark wrote: its machine lost power, or it is a copy taken a while ago.
+    forgets: int = 0
+    #: Drivers may be started by Spark in the middle of a batch, too (`semel.sink`).
+    drop_in: bool = False
     #: The checkpoint may come from a run at-most-once that began batch 0.
     weaker_before: bool = False
 
@@ -61,9 +65,13 @@ class Bounds:
 
     @property
     def claims_max(self) -> int:
-        """More starts than this are never needed: each fault costs one, a second driver may stop the newest as well."""
+        """More starts than this are never needed.
+
+        Each fault costs one. A second driver may stop the newest as well, and where Spark has planned before we start,
+        what it forgot costs another.
+        """
         faults: int = sum(getattr(self, name) for name in FAULTS)
-        return 2 + faults + self.zombies + self.weaker_before
+        return 2 + faults + self.zombies + self.weaker_before + self.forgets * self.drop_in
 
 
 class Store(NamedTuple):
@@ -86,7 +94,8 @@ class Driver(NamedTuple):
     """What a driver has in its memory, and where it is.
 
     `at` names its next step and `k` counts within it. `journal` is what it read of the batch, which may be outdated;
-    `closed` is the journal with the slot that its start closed, by which it sweeps.
+    `closed` is the journal with the slot that its start closed, by which it sweeps,
+    and `closed_next` that of the batch behind it, where something of that is staged.
     `forward` is set while a start commits a batch that it found decided: there are no rows to write then.
     A driver that has not claimed yet is incarnation 0. `newest_mark` is the newest batch that a store has marked, plus
     1.
@@ -99,22 +108,30 @@ class Driver(NamedTuple):
     forward: bool = False
     journal: JournalCode = ()
     closed: JournalCode = ()
+    closed_next: JournalCode = ()
     work: WorkCode | tuple[()] = ()
     parts: tuple[tuple[int, int], ...] = ()
     proposal: tuple[CommittableCode, ...] = ()
     listing: tuple[tuple[int, ...], ...] = ()
     newest_mark: int = 0
+    #: Where plans can be forgotten: the plan whose rows Spark has handed over, and the batch that it would run next.
+    plan: int = 0
+    next: int = 0
+    #: It has put back a plan although Spark has the rows of another in its hands.
+    amiss: bool = False
 
 
 class World(NamedTuple):
     """Everything.
 
+    `plans` are those in the checkpoint, by batch; empty where none is ever forgotten.
     `requests` were sent and have not arrived. `asked` says that a person was asked, so that nobody starts by himself.
     `decided` and `broken` are the observer's: which batches were ever decided, and what went wrong.
     """
 
     claims: int
     commits: int
+    plans: tuple[int, ...]
     journals: tuple[Slots, ...]
     decided: int
     stores: tuple[Store, ...]
@@ -130,7 +147,8 @@ def first_world(bounds: Bounds) -> World:
     rows = (0,) * (bounds.batches * bounds.tasks)
     stores = tuple(Store(kind, 0, (), rows, (), ()) for kind in bounds.sinks)
     left = tuple(getattr(bounds, name) for name in FAULTS)
-    return World(0, 0, ((),) * (bounds.batches + 1), 0, stores, (), (), left)
+    plans = (0,) * bounds.batches if bounds.forgets else ()
+    return World(0, 0, plans, ((),) * (bounds.batches + 1), 0, stores, (), (), left)
 
 
 def spend(world: World, fault: Fault) -> World | None:
@@ -192,7 +210,7 @@ def read_journal(slots: Slots) -> JournalCode:
     """What a driver reads: from the first slot up to the first empty one."""
     found: list[RecordCode] = []
     for record in slots:
-        if len(record) != 3:
+        if len(record) != 4:
             break
         found.append(record)
     return tuple(found)

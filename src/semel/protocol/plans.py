@@ -58,7 +58,9 @@ class PlanFacts:
 
     `missing` and `different` are files of the decided plan, as they are in the checkpoint now. `written_from_it` says
     what proves that somebody has gone on with the plan that is there; empty when nothing does. `under_way` is set where
-    Spark has planned already and handed over the rows, so that it is too late to change what it reads.
+    Spark has planned already and handed over the rows, so that it is too late to change what it reads. Then
+    `in_hand_differs` says that these are rows of another plan, whatever the checkpoint says: an older driver may have
+    put the plan back after Spark had planned anew.
     """
 
     plan: Plan | None
@@ -66,6 +68,7 @@ class PlanFacts:
     different: Collection[str] = ()
     written_from_it: str = ""
     under_way: bool = False
+    in_hand_differs: bool = False
 
 
 class PlanAction(Enum):
@@ -78,7 +81,7 @@ class PlanAction(Enum):
 
 def resolve_plan(facts: PlanFacts) -> PlanAction:
     """What to do about the plan of a batch that is decided. What cannot be restored is never guessed."""
-    if not (facts.missing or facts.different):
+    if not (facts.missing or facts.different or facts.in_hand_differs):
         return PlanAction.GO_ON
     # A release before 0.2 recorded no plan. Then nothing can be compared, and what is missing cannot be restored.
     if facts.plan is None or facts.written_from_it or not _carried(facts.plan, {*facts.missing, *facts.different}):

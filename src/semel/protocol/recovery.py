@@ -88,8 +88,8 @@ class Fate(Enum):
 
 def resolve_leftover(branch: Branch, journal: Journal, *, next_batch: int, incarnation: int) -> Fate:
     """The fate of one leftover. `journal` is that of its batch; `next_batch` is the first that Spark will run."""
-    if branch.attempt.incarnation > incarnation or branch.attempt.batch > next_batch:
-        # It is newer than anything that this start knows: it belongs to whoever comes after us.
+    if branch.attempt.incarnation > incarnation:
+        # It belongs to whoever has come after us.
         return Fate.KEEP
     if branch.attempt.batch < next_batch:
         return Fate.ABORT

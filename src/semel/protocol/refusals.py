@@ -52,6 +52,10 @@ def refuse_replaced(sink: SinkFacts) -> Refusal | None:
 
 
 def refuse_rolled_back(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:
-    """A checkpoint that is older than a sink would run batches a second time. Only what is decided can be marked."""
+    """A checkpoint that is older than a sink would run batches a second time.
+
+    Only what is decided can be marked. The batch behind it may be staged: then commits/N was there and has been lost.
+    """
     newest_known = next_batch if is_decided else next_batch - 1
-    return Refusal.ROLLED_BACK if sink.marked > newest_known or sink.staged > next_batch else None
+    is_ahead = sink.marked > newest_known or sink.staged > newest_known + 1
+    return Refusal.ROLLED_BACK if is_ahead else None

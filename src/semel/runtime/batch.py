@@ -74,6 +74,10 @@ T = TypeVar("T")
 Only = Collection[str] | None
 
 
+#: Asked where each source of the rows at hand ends, as Spark has it in its memory; None where that is not known.
+InHand = Callable[[], Sequence[str] | None]
+
+
 class Stage(Protocol):
     """Runs the batch's plan once and returns what its tasks staged, by sink."""
 
@@ -164,13 +168,13 @@ class Coordinator:
 
     # Exactly once -----------------------------------------------------------------------------------------------------
 
-    def exactly_once(self, batch: int, stage: Stage) -> Report:
+    def exactly_once(self, batch: int, stage: Stage, in_hand: InHand = lambda: None) -> Report:
         """Run, decide and commit a batch; or commit forward one that is found decided."""
         failpoint("batch.began")
         work = self.open_work(batch)
         forwarded = work.state is not State.OPEN
         if forwarded:
-            self._require_decided_plan(work)
+            self._require_decided_plan(work, in_hand)
         else:
             work.plan = self._plans.read(batch)
         staged = self.drive(work, stage)
@@ -203,9 +207,11 @@ class Coordinator:
             )
         raise ProtocolError(f"{resolution} cannot come of a batch that Spark asks for")
 
-    def _require_decided_plan(self, work: _Work) -> None:
+    def _require_decided_plan(self, work: _Work, in_hand: InHand) -> None:
         """Spark has handed over the rows of a decided batch: they must be those that it was decided for."""
-        told = settle_plan(self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True)
+        told = settle_plan(
+            self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True, in_hand=in_hand()
+        )
         if told:
             raise restored(work.id, told)
 

@@ -67,7 +67,11 @@ class SparkPlans:
                 drop_stray_checksums(folder)
 
     def next_batch(self) -> int:
-        return max((int(name) for name in self.checkpoint.list("commits") if name.isdigit()), default=-1) + 1
+        """As Spark takes it: a batch that is planned implies that those before it are done, whatever `commits` says."""
+        return max(self._newest("commits") + 1, self._newest("offsets"), 0)
+
+    def _newest(self, log: str) -> int:
+        return max((int(name) for name in self.checkpoint.list(log) if name.isdigit()), default=-1)
 
     def has_planned(self, batch: int) -> bool:
         return self.checkpoint.exists(offsets_of(batch))
@@ -135,9 +139,9 @@ def logs_planned(offsets: bytes, earlier: bytes | None) -> list[Sequence[str] | 
     The file source numbers the lists of its files, and an offset of it is the number of the newest list. Other sources
     keep at most where they began, which matters until their first batch is done.
     """
-    befores = _offsets_in(earlier) if earlier is not None else []
+    befores = offsets_in(earlier) if earlier is not None else []
     found: list[Sequence[str] | None] = []
-    for source, offset in enumerate(_offsets_in(offsets)):
+    for source, offset in enumerate(offsets_in(offsets)):
         before = befores[source] if source < len(befores) else NO_OFFSET
         newest = _number_of_list(offset)
         if newest is not None:
@@ -148,9 +152,9 @@ def logs_planned(offsets: bytes, earlier: bytes | None) -> list[Sequence[str] | 
     return found
 
 
-def _offsets_in(content: bytes) -> list[str]:
+def offsets_in(content: bytes) -> list[str]:
     """Spark's form: a version, a line about the batch, then a line for each source."""
-    return content.decode(errors="replace").split("\n")[2:]
+    return content.decode(errors="replace").rstrip("\n").split("\n")[2:]
 
 
 def _number_of_list(offset: str) -> int | None:

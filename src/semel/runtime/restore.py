@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from semel.decisions.log import DecisionLog
@@ -21,7 +21,7 @@ from semel.protocol.plans import (
     undecided_gap,
 )
 from semel.protocol.recovery import decided_plan, effective_committables
-from semel.runtime.plans import Plans, commits_of, offsets_of
+from semel.runtime.plans import Plans, commits_of, offsets_in, offsets_of
 
 #: So many batches before the next one are compared as well: Spark reads the plans of the last two when it starts.
 LOOK_BACK_BATCHES = 2
@@ -78,11 +78,17 @@ def settle_plan(
     strange_marks: StrangeMarks,
     *,
     is_under_way: bool,
+    in_hand: Sequence[str] | None = None,
 ) -> list[str]:
-    """Make the checkpoint say of one decided batch what was decided. Returns the files that were written."""
+    """Make the checkpoint say of one decided batch what was decided. Returns what was wrong.
+
+    `in_hand` are the offsets of the rows that Spark has handed over, where that is known.
+    """
     plan = decided_plan(journal)
     is_over = batch < next_batch
     facts = _facts(plans, batch, plan, is_over=is_over)
+    if plan is not None and in_hand is not None:
+        facts = replace(facts, in_hand_differs=list(in_hand) != decided_offsets(plan, batch))
     if facts.different and not facts.written_from_it:
         facts = replace(facts, written_from_it=strange_marks(batch, journal))
     # What is written for a batch that is over is for Spark's next look back, and changes no rows of the one under way.
@@ -93,9 +99,10 @@ def settle_plan(
         raise _refused(plans, batch, facts)
     wanted = {*facts.missing, *facts.different}
     written = _put_back(plans, [f for f in (*plan.files, *plan.before) if f.path in wanted])
-    kind = "said something else than was decided" if facts.different else "was missing"
-    _LOG.warning("Batch %s is decided, and its plan %s: %s put back.", batch, kind, ", ".join(written))
-    return written
+    if written:
+        kind = "said something else than was decided" if facts.different else "was missing"
+        _LOG.warning("Batch %s is decided, and its plan %s: %s put back.", batch, kind, ", ".join(written))
+    return written or [f"{offsets_of(batch)} was so already"]
 
 
 def _facts(plans: Plans, batch: int, plan: Plan | None, *, is_over: bool) -> PlanFacts:
@@ -147,8 +154,8 @@ def _refused(plans: Plans, batch: int, facts: PlanFacts) -> PlanChanged:
         planned = (plans.text(offsets) or b"nothing").decode(errors="replace")
         return PlanChanged(
             f"Batch {batch} was decided for other rows than the checkpoint says, and somebody has gone on from there "
-            f"({facts.written_from_it}). Decided: {_offsets_in(contents[offsets] or '')}; planned now: "
-            f"{_offsets_in(planned)}; not as decided: {', '.join(facts.different)}.",
+            f"({facts.written_from_it}). Decided: {_in_words(contents[offsets] or '')}; planned now: "
+            f"{_in_words(planned)}; not as decided: {', '.join(facts.different)}.",
         )
     lost = sorted(path for path in (*facts.missing, *facts.different) if contents[path] is None)
     return PlanChanged(
@@ -159,6 +166,11 @@ def _refused(plans: Plans, batch: int, facts: PlanFacts) -> PlanChanged:
     )
 
 
-def _offsets_in(content: str) -> str:
-    """The offsets without the version and the line about the batch."""
-    return " ".join(content.strip().split("\n")[2:]) or content.strip()
+def _in_words(content: str) -> str:
+    return " ".join(offsets_in(content.encode())) or content.strip()
+
+
+def decided_offsets(plan: Plan, batch: int) -> list[str] | None:
+    """Where each source ends in a batch as it was decided; None where the decision does not carry that."""
+    content = next((file.content for file in plan.files if file.path == offsets_of(batch)), None)
+    return None if content is None else offsets_in(content.encode())

@@ -29,7 +29,7 @@ from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
-from semel.runtime.plans import SparkPlans, offsets_of
+from semel.runtime.plans import NO_OFFSET, SparkPlans, offsets_of
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
@@ -186,19 +186,19 @@ class BatchFunction:
         coordinator = self._coordinator_for(query, df, batch_id)
         progress = self._progress_of(query)
         progress.began(batch_id)
-        report = self._run(coordinator, df, batch_id)
+        report = self._run(coordinator, query, df, batch_id)
         if not report.staged and plan_must_run(query):
             df.write.format("noop").mode("append").save()
         coordinator.tidy(batch_id)
         progress.ended(batch_id)
         return replace(report, lag=progress.lag(batch_id), warning=progress.warning)
 
-    def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
+    def _run(self, coordinator: Coordinator, query: RunningQuery, df: DataFrame, batch_id: int) -> Report:
         def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
             return stage_rows(df, self.sinks, attempt, self._limit, durable=coordinator.context.marked, only=only)
 
         if self.guarantee == "exactly-once":
-            return coordinator.exactly_once(batch_id, stage)
+            return coordinator.exactly_once(batch_id, stage, query.offsets)
         if self.guarantee == "at-least-once":
             return coordinator.at_least_once(batch_id, stage)
         return coordinator.at_most_once(batch_id, stage)
@@ -275,6 +275,17 @@ class RunningQuery:
     @property
     def checkpoint(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
+
+    def offsets(self) -> list[str] | None:
+        """Where each source of the batch at hand ends, in Spark's memory and words; None where this Spark hides it."""
+        from py4j.protocol import Py4JError
+
+        try:
+            reached, sources = self._execution.availableOffsets(), self._execution.sources()
+            found = [reached.get(sources.apply(index)) for index in range(sources.size())]
+            return [str(offset.get().json()) if offset.isDefined() else NO_OFFSET for offset in found]
+        except Py4JError:
+            return None
 
     @property
     def plan(self) -> Any:

@@ -53,11 +53,12 @@ def _recover(coordinator: Coordinator, log: DecisionLog, plans: Plans, next_batc
     journal = close_open_slot(log, coordinator.attempt(batch, 0))
     failpoint("startup.closed")
     _refuse_a_rolled_back_checkpoint(remains, batch, journal)
+    following = _close_what_is_staged_behind(log, coordinator.attempt(batch + 1, 0), remains)
     plans.clean()
     restore_plans(log, plans, next_batch, coordinator.strange_marks, under_way)
     _commit_forward(coordinator, batch, journal)
     failpoint("startup.committed")
-    sweep(coordinator, remains, batch, journal)
+    sweep(coordinator, remains, batch, {batch: journal, batch + 1: following})
     failpoint("startup.swept")
 
 
@@ -131,14 +132,25 @@ def _commit_forward(coordinator: Coordinator, batch: int, journal: Journal) -> N
     coordinator.drive(coordinator.open_work(batch), stage=None)
 
 
-def sweep(coordinator: Coordinator, remains: Mapping[str, Remains], next_batch: int, journal: Journal) -> int:
+def _close_what_is_staged_behind(log: DecisionLog, ours: Attempt, remains: Mapping[str, Remains]) -> Journal:
+    """The journal of the batch behind the one at hand, closed if anything of it is staged.
+
+    Then its driver had seen commits/N of the batch at hand, which the checkpoint has lost, and may still decide.
+    """
+    staged = any(branch.attempt.batch == ours.batch for remain in remains.values() for branch in remain.branches)
+    return close_open_slot(log, ours) if staged else ()
+
+
+def sweep(
+    coordinator: Coordinator, remains: Mapping[str, Remains], next_batch: int, journals: Mapping[int, Journal]
+) -> int:
     """Abort every leftover that no decision names and none ever will. Returns how many."""
     swept = 0
     for name, remain in remains.items():
         fates = {
             branch: resolve_leftover(
                 branch,
-                journal if branch.attempt.batch == next_batch else (),
+                journals.get(branch.attempt.batch, ()),
                 next_batch=next_batch,
                 incarnation=coordinator.context.incarnation,
             )
