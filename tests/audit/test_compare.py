@@ -14,6 +14,7 @@ from semel.audit.results import Audit, batches_in_words
 from semel.audit.run import exit_code
 from semel.ids import Attempt, Branch, Incarnation, pipeline_id
 from semel.protocol.events import Aborted, Committable, Decided, Started
+from semel.protocol.plans import Plan, PlannedFile, digest_of
 from semel.sinks.base import NOTHING_KNOWN, UNSAID, Evidence, Mark
 
 US = pipeline_id("01234567-89ab-cdef-0123-456789abcdef")
@@ -362,3 +363,37 @@ def test_the_worst_verdict_of_several_pipelines_is_the_exit_code() -> None:
 def test_batches_are_named_in_runs() -> None:
     assert batches_in_words([3]) == "batch 3"
     assert batches_in_words([7, 0, 1, 2, 9, 10]) == "batches 0 to 2, 7, 9 to 10"
+
+
+# Plans --------------------------------------------------------------------------------------------------------------
+
+
+def planned(batch: int, content: str) -> Plan:
+    return Plan((PlannedFile(f"offsets/{batch}", digest_of(content.encode()), content),))
+
+
+@pytest.mark.parametrize(("next_batch", "kind", "verdict"), [(1, "replanned", False), (0, "forgotten", None)])
+def test_a_batch_whose_offsets_are_not_what_was_decided_is_told(
+    next_batch: int, kind: str, verdict: bool | None
+) -> None:
+    decision = replace(decided(0, whole("a", 0)), plan=planned(0, 'v1\n{}\n{"orders":{"0":10}}'))
+    batch = BatchFacts(0, journal=(decision,), offsets=digest_of(b"another"))
+    audit = compare(facts([sink("a", mark(0))], batch, next_batch=next_batch))
+    assert audit.verdict is verdict
+    (finding,) = [f for f in audit.findings if f.kind == kind]
+    assert finding.evidence == 'offsets/0 is not as it was decided: {"orders":{"0":10}}'
+
+
+def test_offsets_that_are_what_was_decided_and_decisions_without_a_plan_are_not_told() -> None:
+    plan = planned(0, "v1")
+    for decision in (replace(decided(0, whole("a", 0)), plan=plan), decided(0, whole("a", 0))):
+        batch = BatchFacts(0, journal=(decision,), offsets=plan.files[0].digest)
+        assert kinds(compare(facts([sink("a", mark(0))], batch))) == []
+
+
+def test_a_batch_that_is_decided_and_not_in_the_checkpoint_is_told() -> None:
+    audit = compare(
+        replace(facts([sink("a", mark(0))], BatchFacts(0, journal=(decided(0, whole("a", 0)),))), forgotten=[1])
+    )
+    assert [(f.kind, f.batch) for f in audit.findings] == [("forgotten", 1)]
+    assert audit.verdict is True

@@ -33,6 +33,7 @@ def compare(facts: Facts) -> Audit:
         return Audit(facts, None, rows, reasons=(why,), not_proven=(why, *LIMITS))
     found = (
         *findings.unplanned(facts),
+        *findings.forgotten(facts),
         *(finding for row in rows for finding in row.findings),
         *findings.orphans(facts, rows),
     )
@@ -60,7 +61,8 @@ def _row(facts: Facts, batch: BatchFacts) -> Row:
     if facts.guarantee != EXACTLY_ONCE:
         return row
     cells = tuple(cell_of(facts, row, sink) for sink in sinks_of(facts, decision))
-    found: list[Finding] = [*findings.of_journal(row), *findings.of_marks(facts, row, batch)]
+    found: list[Finding] = [*findings.of_journal(row), *findings.of_plan(row, batch)]
+    found += findings.of_marks(facts, row, batch)
     found += findings.of_cells(row, cells) if over else [findings.in_flight(row, batch, cells)]
     untold, by_design = _why_no_decision(facts, row, batch)
     notes = tuple(_notes(row, batch, pruned=pruned))

@@ -30,12 +30,16 @@ class Range:
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """A batch of which Spark has offsets/N. `unreadable` is why its journal could not be read."""
+    """A batch of which Spark has offsets/N. `unreadable` is why its journal could not be read.
+
+    `offsets` is the digest of offsets/N, empty where it was not read.
+    """
 
     number: int
     range: Range = Range()
     journal: Journal = ()
     unreadable: str = ""
+    offsets: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,5 +73,7 @@ class Facts:
     kept_from_later: int = 0
     #: Batches that Spark has offsets of and that were left out, because there are too many.
     left_out: int = 0
+    #: Batches that are decided, and of which the checkpoint has no plan: it is older than the log.
+    forgotten: Sequence[int] = ()
     kafka_source: bool = False
     checkpoint_error: str = ""

@@ -27,6 +27,18 @@ def of_journal(row: Row) -> Iterable[Finding]:
         yield Finding("contradiction", row.number, "", f"Spark's offsets contradict each other: {row.range.wrong}")
 
 
+def of_plan(row: Row, batch: BatchFacts) -> Iterable[Finding]:
+    """What Spark's offsets say against the plan that the batch was decided for."""
+    plan = row.decision.chain[0].plan if row.decision.is_taken else None
+    if plan is None or not batch.offsets:
+        return
+    path = f"offsets/{row.number}"
+    decided = next((file for file in plan.files if file.path == path), None)
+    if decided is not None and decided.digest != batch.offsets:
+        words = f"{path} is not as it was decided: {' '.join((decided.content or decided.digest).split()[-1:])}"
+        yield Finding("replanned" if row.over else "forgotten", row.number, "", words)
+
+
 def of_marks(facts: Facts, row: Row, batch: BatchFacts) -> Iterable[Finding]:
     """What each marker says against the decision."""
     # Where the journal is gone or cannot be read, nobody can say whether there was a decision.
@@ -101,6 +113,13 @@ def unplanned(facts: Facts) -> Iterable[Finding]:
         for batch in sorted(number for number in seen if number > newest):
             words = f"the sink knows it, and the checkpoint no batch after {newest}: the checkpoint is older"
             yield Finding("contradiction", batch, sink.name, words)
+
+
+def forgotten(facts: Facts) -> Iterable[Finding]:
+    for batch in facts.forgotten:
+        yield Finding(
+            "forgotten", batch, "", f"it is decided, and there is no offsets/{batch}: the checkpoint is older"
+        )
 
 
 def orphans(facts: Facts, rows: Sequence[Row]) -> Iterable[Finding]:

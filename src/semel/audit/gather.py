@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from semel.audit.facts import EXACTLY_ONCE, BatchFacts, Facts, SinkFacts
+from semel.audit.journals import read_decision
 from semel.audit.ranges import Ranges
 from semel.decisions.base import StoreUnanswered
 from semel.errors import AnotherPipeline, CheckpointError, CheckpointUnusable, SemelError
 from semel.ids import PipelineId
 from semel.protocol.events import Journal
+from semel.protocol.plans import digest_of
 from semel.runtime.batch import BATCHES_KEPT, TIDY_EVERY_BATCHES
 from semel.runtime.spark import Checkpoint
 from semel.sinks.base import Sink
@@ -76,7 +78,8 @@ def _with_batches(facts: Facts, checkpoint: Checkpoint) -> Facts:
         log = checkpoint.offsets(batch)
         if before is None and batch > 0:
             before = checkpoint.offsets(batch - 1)
-        found.append(BatchFacts(batch, ranges.of(batch, log, before), journal, unreadable))
+        digest = "" if log is None else digest_of(log)
+        found.append(BatchFacts(batch, ranges.of(batch, log, before), journal, unreadable, digest))
         before = log
     everything = [int(name) for name in checkpoint.store.list("offsets") if name.isdigit()]
     return replace(
@@ -85,8 +88,15 @@ def _with_batches(facts: Facts, checkpoint: Checkpoint) -> Facts:
         kept_from=kept_from(facts.next_batch - 1),
         kept_from_later=kept_from(max(everything, default=-1)),
         left_out=len([batch for batch in everything if found and batch < found[0].number]),
+        forgotten=_forgotten(checkpoint, max([facts.next_batch - 1, *everything])),
         kafka_source=ranges.saw_kafka,
     )
+
+
+def _forgotten(checkpoint: Checkpoint, newest: int) -> list[int]:
+    """A batch is decided after it was planned, so the plans were listed too early for what is planned by now."""
+    newer = [batch for batch in checkpoint.log.batches() if batch > newest and checkpoint.offsets(batch) is None]
+    return [batch for batch in newer if read_decision(journal_of(checkpoint, batch)[0]).is_taken]
 
 
 def journal_of(checkpoint: Checkpoint, batch: int) -> tuple[Journal, str]:

@@ -17,11 +17,13 @@ KINDS = {
     "early": "committed without a decision",
     "duplicated": "the same part of a batch was committed by two attempts",
     "contradiction": "two records say what cannot both be true",
+    "replanned": "decided and checkpointed for different rows: those between the two plans may be in no sink",
+    "forgotten": "decided, and its plan is missing or another: the next start puts back what was decided, or refuses",
     "orphan": "left in a sink by a batch that is over: invisible, and dropped by the next start",
     "in flight": "not checkpointed yet: the driver that runs goes on with it, or the next start",
 }
 #: Those that do not say that the guarantee is broken.
-HARMLESS = frozenset({"orphan", "in flight"})
+HARMLESS = frozenset({"forgotten", "orphan", "in flight"})
 
 
 @dataclass(frozen=True)
