@@ -28,6 +28,11 @@ whoever creates the slot first wins, and everybody else reads what was decided.
     slot 1  Decided    incarnation 2 decided, with every committable inside
     slot 2  Decided    (mends) one committable was proven gone and has been replaced
 
+**What it was taken for.** A decision carries the plan of its batch, because Spark does not sync what it plans, and a
+checkpoint may be a copy. `plans.py` says what follows when the checkpoint and the decision differ: a batch is finished
+over the rows that it was decided for, or not at all. `refusals.py` says when a start is refused, `order.py` in which
+order sinks promise and commit.
+
 **Presumed abort, made explicit when it matters.** A crash before the decision leaves an empty slot. Every start closes
 the next empty slot of the batch it finds before it touches any branch. A zombie driver that wakes up and tries to
 decide finds the slot taken and stands down: it can never decide in favour of branches that were rolled back. It rolls
