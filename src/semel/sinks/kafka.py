@@ -11,6 +11,8 @@ run again, and the transaction with the same rows takes its place, whichever tas
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import threading
 import time
@@ -52,12 +54,16 @@ from semel.sinks.kafka_writer import KafkaWriter
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_LOG = logging.getLogger("semel")
+
 CONTROL_TOPIC = "semel-control"
 #: What a broker allows unless told otherwise (transaction.max.timeout.ms).
 TRANSACTION_TIMEOUT_MS = 900_000
 DELIVERY_TIMEOUT_MS = 120_000
 #: How often the driver looks for transactions that nobody will end: they hold up readers.
 SWEEP_EVERY_S = 10.0
+#: How long a batch waits for that. What is not done by then is done with a later one.
+SWEEP_S_MAX = 2.0
 SETTLE_PAUSE_S = 0.05
 
 #: Settings that the guarantee depends on: setting -> (the values that keep it, what to use instead).
@@ -211,6 +217,8 @@ class _KafkaParticipant(Participant):
         self._ended: dict[str, Branch] = {}
         self._nameless: list[str] = []
         self._swept_at = time.monotonic()
+        #: There is something to sweep; and the last try did not get to its end.
+        self._sweep_is_owed = self._sweep_failed = False
         self._tasks_are_copied = _speculation_is_on()
 
     # Start ------------------------------------------------------------------------------------------------------------
@@ -438,11 +446,16 @@ class _KafkaParticipant(Participant):
         return Remains(tuple(branches), newest, tuple(sorted(namesakes)))
 
     def _leftovers(self) -> tuple[list[Branch], list[str]]:
-        """Open transactions of ours: the branches of those that are prepared, the ids of those that are not.
+        """Open transactions of ours: the branches of those that are prepared, the ids of those that are not."""
+        return self._told_apart(self.wire.open_transactions(self._is_ours))
 
-        First the transactions, then the markers: what was prepared before we listed has its marker in the log by then.
+    def _is_ours(self, transactional_id: str) -> bool:
+        return self._ours(transactional_id) is not None
+
+    def _told_apart(self, listed: Sequence[tuple[str, int]]) -> tuple[list[Branch], list[str]]:
+        """First the transactions, then the markers: what was prepared before they were listed has its marker in the log
+        by then.
         """
-        listed = self.wire.open_transactions(lambda name: self._ours(name) is not None)
         log = self._caught_up()
         prepared = {
             (m.transaction.id, m.transaction.producer_id): m.branch
@@ -458,28 +471,65 @@ class _KafkaParticipant(Participant):
         A newer incarnation fences before its first task writes. So its fence is in the log by now, where one of its
         tasks was found, and all that has no name is left to it.
         """
-        wanted = list(branches)
+        self._abort(list(branches))
+
+    def _abort(self, wanted: Sequence[Branch], until: float = math.inf) -> bool:
+        """Returns whether there was time for all of it. What was begun is not left in the middle: a request that comes
+        late could end what the next batch has under the same id.
+        """
         log = self._caught_up()
+        nameless, self._nameless = self._nameless, []
         for branch in wanted:
             marker = log.markers.get(str(branch))
             if marker is not None and marker.transaction is not None and marker.fate is Fate.OPEN:
+                if time.monotonic() > until:
+                    return False
                 self.wire.end(marker.transaction, commit=False)
-        nameless, self._nameless = self._nameless, []
         if self._newest_incarnation(log) > self.context.incarnation:
-            return
+            return True
         for name in nameless:
+            if time.monotonic() > until:
+                return False
             # Its task may still be writing: a new epoch ends the transaction and shuts the task out.
             self.wire.fence(name, self.sink.transaction_timeout_ms)
+        return True
 
     def _sweep_if_due(self, named: set[str], *, retried: bool) -> None:
-        """End what tasks left behind that died or were copied. All tasks of this batch have ended by now."""
-        due = retried or self._tasks_are_copied
-        if not due and time.monotonic() - self._swept_at < SWEEP_EVERY_S:
+        """End what tasks left behind that died or were copied. All tasks of this batch have ended by now.
+
+        The batch itself does not need it. So what a broker that is away keeps from being done is done with a later one.
+        """
+        self._sweep_is_owed = self._sweep_is_owed or retried or self._tasks_are_copied
+        is_wanted = self._sweep_is_owed and not self._sweep_failed
+        if not is_wanted and time.monotonic() - self._swept_at < SWEEP_EVERY_S:
             return
+        try:
+            undone = self._sweep(named)
+        except (SinkUnavailable, ConfigError) as error:
+            undone = error.what
+            # What was found is found anew: by then the tasks of another batch may use these ids.
+            self._nameless = []
         self._swept_at = time.monotonic()
-        branches, self._nameless = self._leftovers()
+        self._sweep_is_owed = self._sweep_failed = bool(undone)
+        if undone:
+            _LOG.warning(
+                "%s: what lost tasks have left open is not ended yet, and may hold back readers: %s "
+                "Nothing of the batch depends on it; it is tried again in %.0f s.",
+                self.sink.describe(),
+                undone,
+                SWEEP_EVERY_S,
+            )
+
+    def _sweep(self, named: set[str]) -> str:
+        """End what is in sight and not of this batch. Returns what kept it from being complete."""
+        until = time.monotonic() + SWEEP_S_MAX
+        listed, silent = self.wire.open_transactions_in_sight(self._is_ours, SWEEP_S_MAX)
+        branches, self._nameless = self._told_apart(listed)
         mine = self.context.incarnation
-        self.abort(b for b in branches if str(b) not in named and b.attempt.incarnation <= mine)
+        lost = [b for b in branches if str(b) not in named and b.attempt.incarnation <= mine]
+        if not self._abort(lost, until):
+            return f"there was no more time than {SWEEP_S_MAX:.0f} s."
+        return f"no answer from {silent}." if silent else ""
 
     def close(self) -> None:
         self.wire.close()
