@@ -6,19 +6,22 @@ import logging
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 from kafka.protocol.metadata import CoordinatorType
 
 from semel.dev.kafka import KafkaCluster, kafka
+from semel.errors import Refused
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks import kafka as kafka_module
 from semel.sinks.base import StagedPart
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_markers import Fate, partition_of
+from semel.sinks.kafka_topics import IN_SYNC, UNCLEAN
 from tests.contract.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare_one, records_of, stage, stage_one, started
@@ -46,6 +49,55 @@ def three(cluster: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def in_service(cluster: KafkaCluster) -> set[int]:
     return set(AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0}).list_topics(timeout=10).brokers)
+
+
+# Before the first row -------------------------------------------------------------------------------------------------
+
+
+def test_what_an_election_or_a_lost_disk_may_take_is_refused_or_told_before_the_first_row(
+    three: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    safe, unclean = three.topic("safe"), three.topic("unclean", config={UNCLEAN: "true"})
+    few, one = three.topic("few", config={IN_SYNC: "1"}), f"one_{three.suffix}"
+    three.world._admin.create_topics([NewTopic(one, 2, 1)])[one].result(TIMEOUT_S)
+
+    assert not starts_with_a_word(three.sink(safe), caplog)
+
+    refused = three.sink(unclean, name=f"unclean_{three.suffix}")
+    with pytest.raises(Refused) as raised, started(refused):
+        pass
+    what, now, remedy = str(raised.value).splitlines()
+    assert what.startswith(f"At {three.servers} {UNCLEAN}=true for {unclean}: an election may then lose what was ack")
+    assert now == "  the data now: this start wrote nothing; what was visible before still is"
+    command = f"--alter --entity-type topics --entity-name {unclean} --add-config {UNCLEAN}=false"
+    assert f"kafka-configs.sh --bootstrap-server {three.servers} {command}" in remedy
+    assert three.world.count_markers(of=refused.name) == 0
+    assert not starts_with_a_word(replace(refused, accept_unclean_elections=True), caplog)
+    assert three.world.count_markers(of=refused.name) == 1
+
+    (said,) = starts_with_a_word(three.sink(few, name="few"), caplog)
+    assert said.startswith(
+        f"What is acknowledged at {three.servers} may be on a single disk: {few} has {IN_SYNC}=1 with 3"
+    )
+    (said,) = starts_with_a_word(three.sink(one, name="one"), caplog)
+    assert f"may be on a single disk: {one} has 1 copy on 3 brokers.\n  the data now: " in said
+
+
+def starts_with_a_word(sink: Kafka, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What a start warns of."""
+    caplog.clear()
+    with started(sink):
+        return told(caplog)
+
+
+def test_the_control_topic_is_made_with_the_copies_that_the_cluster_can_give(three: Rig) -> None:
+    name = f"control_{three.suffix}"
+    with started(three.sink(three.topic(), control_topic=name)):
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        found = three.world._admin.describe_configs([resource])[resource].result(TIMEOUT_S)
+        partitions = three.world._admin.list_topics(name, timeout=TIMEOUT_S).topics[name].partitions.values()
+    assert {setting: found[setting].value for setting in (UNCLEAN, IN_SYNC)} == {UNCLEAN: "false", IN_SYNC: "2"}
+    assert [len(partition.replicas) for partition in partitions] == [3] * 8
 
 
 # A broker that is dead ------------------------------------------------------------------------------------------------

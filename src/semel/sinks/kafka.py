@@ -47,7 +47,14 @@ from semel.sinks.kafka_markers import (
 from semel.sinks.kafka_producers import id_pattern
 from semel.sinks.kafka_requests import Transaction
 from semel.sinks.kafka_rows import check_columns
-from semel.sinks.kafka_topics import check_options, check_target, ensure_control_topic, write_record
+from semel.sinks.kafka_topics import (
+    TRANSACTION_STATE,
+    check_keeping,
+    check_options,
+    check_target,
+    ensure_control_topic,
+    write_record,
+)
 from semel.sinks.kafka_wire import Wire
 from semel.sinks.kafka_writer import KafkaWriter
 
@@ -100,6 +107,7 @@ class Kafka(Sink):
     Spark's prefix `kafka.`, for SASL and TLS as well. `transactional_id_prefix` must be this pipeline's alone; by
     default it is made of its id. `transaction_timeout_ms` should exceed batch time plus restart time; when it does not,
     nothing is lost, but the batch is run again. `timeout_s` is how long to wait for a broker's answer.
+    `accept_unclean_elections` starts the pipeline although an election may lose what the guarantee rests on.
     """
 
     servers: str
@@ -109,6 +117,7 @@ class Kafka(Sink):
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     control_topic: str = CONTROL_TOPIC
     timeout_s: float = 15.0
+    accept_unclean_elections: bool = False
 
     kind: ClassVar[str] = "kafka"
 
@@ -229,6 +238,7 @@ class _KafkaParticipant(Participant):
         self._refuse_if_older(log)
         self._refuse_a_taken_prefix(log)
         self._refuse_what_the_broker_refuses()
+        self._check_keeping()
         key, value = fence_record(self._fence())
         self._write(log.partition, key, value)
         try:
@@ -237,6 +247,13 @@ class _KafkaParticipant(Participant):
         except ConfigError:
             self._write(log.partition, key, None)
             raise
+
+    def _check_keeping(self) -> None:
+        """The topics that rows name themselves are known only with the rows."""
+        sink = self.sink
+        topics = [topic for topic in (sink.topic, sink.control_topic, TRANSACTION_STATE) if topic]
+        accept = sink.accept_unclean_elections
+        check_keeping(sink.servers, sink.options, topics, sink.timeout_s, accept_unclean=accept)
 
     def _write(self, partition: int, key: bytes, value: bytes | None) -> None:
         """A record of the driver's own in the control topic."""
