@@ -438,6 +438,7 @@ def test_the_password_is_in_no_log(access: Access, caplog: pytest.LogCaptureFixt
     # The first connection keeps the level that it finds, unless that would show the password.
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "kafka"):
         start(access)
-    # The sink warns of what it may not look at. It asks Spark whether speculation is on, and py4j logs that where an earlier test has left a session.
+    # The sink warns of what it may not look at. It asks Spark whether speculation is on, and py4j logs that where an
+    # earlier test has left a session.
     assert {record.name.split(".")[0] for record in caplog.records} - {"py4j"} == {"kafka", "semel"}
     assert TELLING not in caplog.text
