@@ -1,4 +1,7 @@
-"""CRC-32C, which Kafka wants in every batch of records, and processors compute in passing: 10 GB a second and more."""
+"""CRC-32C, which processors compute in passing: 10 GB a second and more.
+
+Kafka wants it in every batch of records, and rows of sinks that commit task by task have a fingerprint of it.
+"""
 
 from __future__ import annotations
 
@@ -15,5 +18,9 @@ def crc32c() -> Callable[[Any, int], int]:
     try:
         from crc32c import crc32c as add
     except ImportError:
-        raise MissingExtra("The Kafka sink needs crc32c, which is not installed.", extra="kafka") from None
+        raise MissingExtra(
+            "The fingerprints of rows need crc32c, which is not installed.",
+            remedy="Install the extra of the sink, which brings it: pip install 'semel[kafka]', 'semel[postgres]' or "
+            "'semel[mysql]'",
+        ) from None
     return add

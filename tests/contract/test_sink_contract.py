@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, replace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from semel.checksum import crc32c
 from semel.decisions.records import committable_from_json, committable_to_json
 from semel.errors import BatchFailed, Fenced, MissingExtra
 from semel.ids import Branch, parse_branch
 from semel.protocol.events import Outcome
+from semel.runtime.fingerprint import Checksum
 from semel.sinks.base import Context, Participant, Remains, Sink
 from semel.sinks.registry import SINKS
 from tests.contract.conftest import HARNESSES, SURVIVORS
 from tests.contract.harness import (
     OTHERS,
+    SCHEMA,
     Harness,
     Killed,
     Promise,
@@ -443,23 +448,49 @@ def test_config_pickles(harness: Harness) -> None:
             copy.name = "another"
 
 
-@pytest.mark.parametrize("client", ["confluent_kafka", "kafka"])
+#: The library -> what it is called where it is installed from, what needs it, and what is run until it is missed.
+CLIENTS: dict[str, tuple[str, str, Callable[[], Any]]] = {
+    "confluent_kafka": ("confluent-kafka", "kafka", lambda: _sink_of("kafka").check(schema_of(_sink_of("kafka")))),
+    "kafka": ("kafka-python", "kafka", lambda: _sink_of("kafka").participant(context())),
+    "psycopg": ("psycopg", "postgres", lambda: _sink_of("postgres").check(SCHEMA)),
+    "pymysql": ("PyMySQL", "mysql", lambda: _sink_of("mysql").check(SCHEMA)),
+}
+
+
+def _sink_of(kind: str) -> Sink:
+    place = "127.0.0.1:1" if kind == "kafka" else f"{kind}://nobody@127.0.0.1:1/semel"
+    return SINKS[kind](place, "orders")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
 def test_missing_client_names_the_extra(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [m for m in sys.modules if m == client or m.startswith(f"{client}.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, client, None)
-    sink = SINKS["kafka"]("127.0.0.1:1", "orders")  # type: ignore[call-arg]
-    call = (lambda: sink.participant(context())) if client == "kafka" else (lambda: sink.check(schema_of(sink)))
+    library, extra, call = CLIENTS[client]
     with pytest.raises(MissingExtra) as raised:
         call()
-    library = {"confluent_kafka": "confluent-kafka", "kafka": "kafka-python"}[client]
+    sink = {"kafka": "Kafka", "postgres": "Postgres", "mysql": "MySql"}[extra]
     expected = (
-        f"The Kafka sink needs {library}, which is not installed.\n"
+        f"The {sink} sink needs {library}, which is not installed.\n"
         "  the data now: nothing was started and no row was written\n"
-        "  what to do: Install it: pip install 'semel[kafka]'"
+        f"  what to do: Install it: pip install 'semel[{extra}]'"
     )
     assert str(raised.value) == expected
     assert str(pickle.loads(pickle.dumps(raised.value))) == expected  # noqa: S301 - our own bytes
+
+
+def test_a_missing_checksum_names_the_extras_that_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "crc32c", None)
+    crc32c.cache_clear()
+    rows = pa.RecordBatch.from_pydict({"id": [1]})
+    try:
+        with pytest.raises(
+            MissingExtra, match=r"need crc32c(.|\n)*'semel\[kafka\]', 'semel\[postgres\]' or 'semel\[mysql\]'"
+        ):
+            Checksum().add(rows)
+    finally:
+        crc32c.cache_clear()
 
 
 def test_no_connection_leaks(harness: Harness) -> None:

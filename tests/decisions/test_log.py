@@ -82,9 +82,49 @@ def test_concurrent_claims_are_dense_and_unique(log: DecisionLog) -> None:
 def test_a_claim_says_who_made_it(log: DecisionLog, store: RecordStore) -> None:
     log.claim(why="test")
     body = decode(store.read("incarnations/0000000001.json") or b"", "here")
-    assert set(body) == {"incarnation", "host", "pid", "claimed_at", "why"}
+    assert set(body) == {"incarnation", "host", "pid", "claimed_at", "token", "why"}
     assert log.holder(1) == f"pid {body['pid']} on {body['host']} since {body['claimed_at']}"
     assert log.holder(9) == "pid ? on ? since ?"
+
+
+def test_two_claims_of_one_process_at_one_moment_are_not_the_same_bytes(
+    log: DecisionLog, store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an answer is lost, the bytes say whose record it is: no two creators may write the same."""
+    monkeypatch.setattr(log_module, "_now", lambda: "now")
+    bodies = [decode(store.read(f"incarnations/{log.claim():010d}.json") or b"", "here") for _ in range(2)]
+    assert [body.pop("incarnation") for body in bodies] == [1, 2]
+    assert len({body.pop("token") for body in bodies}) == 2
+    assert bodies[0] == bodies[1]
+
+
+def test_what_another_process_decided_is_durable_before_it_is_returned(
+    log: DecisionLog, store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could take back a decision that was found, and committed forward, a moment before."""
+    log.create_identity(Identity(PIPELINE, "orders"))
+    for slot in range(2):
+        assert log.append(Aborted(attempt(slot)))
+    asked: list[str] = []
+    monkeypatch.setattr(store, "make_durable", asked.append)
+    assert len(log.journal(42)) == 2
+    assert asked == [SLOT, "decisions/0000000042.1.json"]
+    assert log.identity() == Identity(PIPELINE, "orders")
+    assert asked[2:] == ["pipeline.json"]
+    assert log.journal(43) == ()
+    assert len(asked) == 3
+
+
+def test_when_it_cannot_be_made_durable_it_is_not_returned(
+    log: DecisionLog, store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(f"cannot sync {path}")
+
+    log.append(Aborted(attempt()))
+    monkeypatch.setattr(store, "make_durable", fail)
+    with pytest.raises(OSError, match=r"cannot sync decisions/0000000042\.0\.json"):
+        log.journal(42)
 
 
 def test_a_driver_that_slept_until_its_claim_was_pruned_is_still_superseded(

@@ -297,3 +297,68 @@ def test_what_java_refuses_is_an_os_error_of_one_line_that_names_the_record(hado
     with pytest.raises(OSError, match=r"cannot \w+( for)? hdfs://.*/decisions/0000000042.0.json: ") as raised:
         hadoop_store.create(PATH, b"x")
     assert len(str(raised.value).splitlines()) == 1
+
+
+# Names that are not on the disk yet -----------------------------------------------------------------------------------
+
+
+def test_to_make_a_record_durable_changes_nothing_that_is_seen(store: RecordStore) -> None:
+    store.create(PATH, b"x")
+    store.make_durable(PATH)
+    assert (store.read(PATH), store.list("decisions")) == (b"x", ["0000000042.0.json"])
+
+
+def test_a_store_knows_its_own_record_after_an_answer_that_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS: a LINK that is sent again is answered "exists", though the first one did it."""
+    real = os.link
+
+    def link(source: Path, target: Path) -> None:
+        real(source, target)
+        raise FileExistsError(target)
+
+    monkeypatch.setattr(os, "link", link)
+    store = FileStore(tmp_path)
+    assert store.create(PATH, b"ours") is True
+    assert (store.create(PATH, b"ours"), store.create(PATH, b"theirs")) == (False, False)
+    assert store.read(PATH) == b"ours"
+
+
+@pytest.fixture
+def syncs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], int]:
+    """How often a folder was synced since."""
+    real, seen = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        seen.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return lambda folder: seen.count(str(folder))
+
+
+def test_a_record_of_another_process_is_synced_once_before_it_is_acted_on(
+    tmp_path: Path, syncs_of: Callable[[Path], int]
+) -> None:
+    """Its creator may have died after the link and before the sync of the folder."""
+    (tmp_path / "decisions").mkdir()
+    (tmp_path / PATH).write_bytes(b"theirs")
+    store = FileStore(tmp_path)
+    for _ in range(3):
+        store.make_durable(PATH)
+    assert syncs_of(tmp_path / "decisions") == 1
+
+
+def test_a_record_of_ones_own_is_not_synced_again(tmp_path: Path, syncs_of: Callable[[Path], int]) -> None:
+    store = FileStore(tmp_path)
+    store.create(PATH, b"ours")
+    before = syncs_of(tmp_path / "decisions")
+    store.make_durable(PATH)
+    assert (before, syncs_of(tmp_path / "decisions")) == (1, 1)
+
+
+def test_to_make_durable_what_is_not_there_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="decisions"):
+        FileStore(tmp_path).make_durable(PATH)
+    assert list(tmp_path.iterdir()) == []

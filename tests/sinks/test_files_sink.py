@@ -226,6 +226,19 @@ def test_what_was_renamed_of_a_gone_batch_is_withdrawn(lake: Path) -> None:
     assert plain_ids(lake) == helper_ids(lake) == [1, 2]
 
 
+def test_a_manifest_of_somebody_else_is_synced_before_it_is_taken_for_proof(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer may have died between the link and the sync: then a power cut would take the proof back."""
+    sink = Files(str(lake))
+    committable = prepared(sink, rows_of(1))
+    assert started(sink).commit(committable) is Outcome.COMMITTED
+    synced: list[Path] = []
+    monkeypatch.setattr(files_module, "sync_folder", synced.append)
+    assert started(sink, 2).commit(committable) is Outcome.ALREADY_COMMITTED
+    assert [folder.parts[-3] for folder in synced] == ["manifests"]
+
+
 def test_a_late_rename_of_a_replaced_attempt_is_cleaned_up(lake: Path) -> None:
     """A paused driver wakes after the mend and renames what it still has; its next look finds the manifest."""
     sink = Files(str(lake))

@@ -192,6 +192,28 @@ def test_what_the_documentation_says_suffices_does(access: Access) -> None:
     assert access.rig.visible(access.topic) == [1, 2, 3]
 
 
+def test_what_this_user_may_not_look_at_is_said_to_be_unknown(access: Access, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether an election may lose rows and markers; nothing is assumed of it."""
+    access.create_topics(control=True)
+    access.allow(*access.needed.values())
+    start(access)
+    (said,) = [r.getMessage() for r in caplog.records if r.name == "semel"]
+    state, refused = "__transaction_state", "TOPIC_AUTHORIZATION_FAILED"
+    what, now, remedy = said.splitlines()
+    assert what == (
+        f"Nobody told us how safely {access.rig.servers} keeps {access.topic} ({refused}), {state} ({refused})."
+    )
+    assert now.startswith("  the data now: nothing is known to be lost. Whether an election may lose rows or markers (")
+    assert remedy.startswith("  what to do: Allow Describe and DescribeConfigs on these topics, or make sure of ")
+    caplog.clear()
+    look = [(state, AclOperation.DESCRIBE), (state, AclOperation.DESCRIBE_CONFIGS)]
+    look += [(access.topic, AclOperation.DESCRIBE_CONFIGS)]
+    access.forbid_everything()
+    access.allow(*access.needed.values(), *((ResourceType.TOPIC, *rule) for rule in look))
+    start(access)
+    assert [r.getMessage() for r in caplog.records if r.name == "semel"] == []
+
+
 def test_with_the_right_to_create_it_the_control_topic_is_created(access: Access) -> None:
     access.create_topics(control=False)
     access.allow(*access.needed.values(), (ResourceType.TOPIC, access.control, AclOperation.CREATE))
@@ -269,8 +291,10 @@ def test_a_control_topic_that_is_missing_and_may_not_be_created_is_told_with_the
         f"semel's control topic {access.control} is missing at {access.rig.servers} and cannot be created: "
         f"Authorization failed.\n{NOTHING_STARTED}"
         f"  what to do: Create it: kafka-topics.sh --create --topic {access.control} --partitions 8 "
-        "--config cleanup.policy=compact --config compression.type=uncompressed --config segment.bytes=16777216 "
-        "--config segment.ms=3600000 --config min.cleanable.dirty.ratio=0.1 --config delete.retention.ms=3600000"
+        "--replication-factor 1 --config cleanup.policy=compact --config compression.type=uncompressed "
+        "--config segment.bytes=16777216 --config segment.ms=3600000 --config min.cleanable.dirty.ratio=0.1 "
+        "--config delete.retention.ms=3600000 "
+        "--config unclean.leader.election.enable=false"
     )
 
 
@@ -414,6 +438,7 @@ def test_the_password_is_in_no_log(access: Access, caplog: pytest.LogCaptureFixt
     # The first connection keeps the level that it finds, unless that would show the password.
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "kafka"):
         start(access)
-    # The sink asks Spark whether speculation is on, and py4j logs that where an earlier test has left a session.
-    assert {record.name.split(".")[0] for record in caplog.records} - {"py4j"} == {"kafka"}
+    # The sink warns of what it may not look at. It asks Spark whether speculation is on, and py4j logs that where an
+    # earlier test has left a session.
+    assert {record.name.split(".")[0] for record in caplog.records} - {"py4j"} == {"kafka", "semel"}
     assert TELLING not in caplog.text

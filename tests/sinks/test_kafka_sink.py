@@ -198,11 +198,15 @@ def test_the_control_topic_is_made_with_the_settings_that_the_proof_rests_on(rig
     resource = ConfigResource(ConfigResource.Type.TOPIC, own_control.control_topic)
     admin = AdminClient({"bootstrap.servers": rig.servers})
     found = admin.describe_configs([resource])[resource].result(20)
-    assert {name: found[name].value for name in ("cleanup.policy", "compression.type", "delete.retention.ms")} == {
+    chosen = ("cleanup.policy", "compression.type", "delete.retention.ms", "unclean.leader.election.enable")
+    assert {name: found[name].value for name in chosen} == {
         "cleanup.policy": "compact",
         "compression.type": "uncompressed",
         "delete.retention.ms": "3600000",
+        "unclean.leader.election.enable": "false",
     }
+    # By the topic itself, whatever becomes of the broker's own setting.
+    assert not found["unclean.leader.election.enable"].is_default
     assert rig.world.wire.partitions(own_control.control_topic) == 8
 
 

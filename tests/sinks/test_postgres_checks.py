@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from semel.dev.postgres import PostgresServer, postgres
-from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
+from semel.errors import BatchFailed, ConfigError, Refused, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.runtime.arrow import ArrowLimit
@@ -24,7 +24,7 @@ from semel.runtime.spark import stage_rows
 from semel.sinks.postgres import Postgres
 from tests.contract.harness import attempt, context
 from tests.sinks.participants import prepare, rows, started
-from tests.sinks.postgres_rig import MODES, Database, commit, db, quoted, write
+from tests.sinks.postgres_rig import MODES, Database, commit, db, eventually, quoted, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,6 +84,59 @@ def test_a_table_is_created_with_types_that_fit(db: Database) -> None:
 def test_a_missing_schema_is_named(db: Database) -> None:
     with pytest.raises(ConfigError, match="there is no schema Nowhere"):
         db.sink(schema="Nowhere", create=True).check(TWO)
+
+
+def test_a_table_that_a_crash_empties_is_refused(db: Database) -> None:
+    """The ledger outlives the crash: the rows would be gone, and nobody would write them again."""
+    db.run("CREATE UNLOGGED TABLE orders (id bigint, text text)")
+    with pytest.raises(Refused) as caught:
+        db.sink().check(TWO)
+    what, _, remedy = lines(caught)
+    assert what.endswith(
+        "orders is UNLOGGED: a crash of the server empties it, and the ledger would still say that its rows are there."
+    )
+    db.run(f"SET search_path TO {quoted(db.schema)}; {remedy.partition('what to do: ')[2].partition(',')[0]}")
+    db.sink().check(TWO)
+
+
+def test_so_is_one_with_such_a_partition(db: Database) -> None:
+    db.run("CREATE TABLE orders (id bigint, text text) PARTITION BY RANGE (id)")
+    db.run("CREATE TABLE low PARTITION OF orders FOR VALUES FROM (0) TO (10)")
+    db.sink().check(TWO)
+    db.run("CREATE UNLOGGED TABLE high PARTITION OF orders FOR VALUES FROM (10) TO (20)")
+    with pytest.raises(Refused, match="high is UNLOGGED"):
+        db.sink().check(TWO)
+
+
+def test_a_table_of_another_server_is_refused(db: Database) -> None:
+    """Its server commits for itself, before the ledger here does."""
+    wrapper = db.schema
+    db.run(f"CREATE FOREIGN DATA WRAPPER {wrapper}")
+    try:
+        db.run(f"CREATE SERVER {wrapper} FOREIGN DATA WRAPPER {wrapper}")
+        db.run(f"CREATE FOREIGN TABLE orders (id bigint, text text) SERVER {wrapper}")
+        with pytest.raises(Refused, match="orders is a foreign table, whose server commits for itself"):
+            db.sink().check(TWO)
+    finally:
+        db.run(f"DROP FOREIGN DATA WRAPPER {wrapper} CASCADE")
+
+
+def test_a_server_that_does_not_sync_is_warned_of(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "semel")
+    db.run("CREATE TABLE orders (id bigint, text text)")
+    db.sink().check(TWO)
+    assert caplog.messages == []
+    db.run("ALTER SYSTEM SET fsync = off")
+    try:
+        assert db.run("SELECT pg_reload_conf()") == [(True,)]
+        assert eventually(lambda: db.run("SHOW fsync") == [("off",)])
+        db.sink().check(TWO)
+        (said,) = caplog.messages
+        assert said.endswith(": fsync is off: a power cut may take back what the server has committed. Turn it on.")
+    finally:
+        db.run("ALTER SYSTEM RESET fsync")
+        db.run("SELECT pg_reload_conf()")
+        assert eventually(lambda: db.run("SHOW fsync") == [("on",)])
 
 
 def test_everything_that_does_not_match_is_said_at_once(db: Database) -> None:

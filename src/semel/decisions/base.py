@@ -16,7 +16,8 @@ class RecordStore(ABC):
     def create(self, path: str, content: bytes) -> bool:
         """Create a file whole and durable, or not at all. False when it exists already; exactly one creator gets True.
 
-        Raises StoreUnanswered or OSError when the outcome is not known: the caller must not assume either.
+        No two creators may write the same bytes: where an answer is lost, the record itself says whose it is. Raises
+        StoreUnanswered or OSError when the outcome is not known: the caller must not assume either.
         """
 
     @abstractmethod
@@ -26,6 +27,12 @@ class RecordStore(ABC):
     @abstractmethod
     def read(self, path: str) -> bytes | None:
         """The content, or None when there is no such file."""
+
+    def make_durable(self, path: str) -> None:  # noqa: B027 - elsewhere a name that is seen is durable already
+        """Called before anybody acts on a record that was read: power may fail, and the record must still be there.
+
+        Its creator syncs it, too, but may have died in between. Raises OSError when it cannot be done.
+        """
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import uuid
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -42,7 +43,10 @@ class DecisionLog:
     def identity(self) -> Identity | None:
         """What `pipeline.json` says, or None in a fresh log."""
         body = self._read("pipeline.json")
-        return None if body is None else Identity(PipelineId(body["pipeline"]), body["name"])
+        if body is None:
+            return None
+        self.store.make_durable("pipeline.json")
+        return Identity(PipelineId(body["pipeline"]), body["name"])
 
     def create_identity(self, identity: Identity) -> None:
         """Put a name on a fresh log. A racing twin writes the same, so a lost race is no error."""
@@ -54,7 +58,14 @@ class DecisionLog:
 
     def claim(self, **details: Any) -> Incarnation:
         """Become the newest incarnation. Whoever held the pipeline before is fenced from this moment on."""
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "claimed_at": _now(), **details}
+        # The token tells drivers apart that have the same name and number on two machines, or live in one process.
+        holder = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "claimed_at": _now(),
+            "token": _token(),
+            **details,
+        }
         for _ in range(CLAIM_TRIES_MAX):
             mine = self.newest_claim() + 1
             created = self.store.create(_incarnation_path(mine), encode({"incarnation": mine, **holder}))
@@ -89,7 +100,7 @@ class DecisionLog:
     # What was decided -----------------------------------------------------------------------------------------------
 
     def journal(self, batch: int) -> Journal:
-        """All slots of a batch, in order."""
+        """All slots of a batch, in order. What is returned is durable: a power cut takes nothing of it back."""
         records: list[Record] = []
         while (content := self.store.read(path := _slot_path(batch, len(records)))) is not None:
             where = f"{self.store.describe()}/{path}"
@@ -97,6 +108,8 @@ class DecisionLog:
             if (record.attempt.batch, record.attempt.attempt) != (batch, len(records)):
                 raise CorruptRecord(f"The record {where} was written as {record.attempt}: it lies under a wrong name.")
             records.append(record)
+        for slot in range(len(records)):
+            self.store.make_durable(_slot_path(batch, slot))
         return tuple(records)
 
     def append(self, record: Record) -> bool:
@@ -141,6 +154,10 @@ def _incarnation_path(incarnation: int) -> str:
 
 def _slot_path(batch: int, slot: int) -> str:
     return f"decisions/{batch:010d}.{slot}.json"
+
+
+def _token() -> str:
+    return uuid.uuid4().hex
 
 
 def _now() -> str:

@@ -235,6 +235,7 @@ def the_real_code_in(world: World) -> Iterator[None]:
         # A record names the process that made it, and so do errors.
         (log_module, "os", SimpleNamespace(getpid=lambda: str(world.scheduler.current))),
         (log_module, "socket", SimpleNamespace(gethostname=lambda: f"seed {world.seed}")),
+        (log_module, "_token", lambda: f"{world.now:.9f}"),
         (log_module, "_now", lambda: f"{world.now:.3f} s"),
         (logging.getLogger("semel"), "disabled", True),
     ]

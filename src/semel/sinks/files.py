@@ -312,7 +312,11 @@ class _FilesParticipant(Participant):
         return Outcome.COMMITTED
 
     def _committed_before(self, committable: Committable, files: Sequence[_File]) -> Outcome:
-        """The batch is committed. What another attempt at it has left here is in no manifest, and goes."""
+        """The batch is committed. What another attempt at it has left here is in no manifest, and goes.
+
+        Whoever created the manifest may have died before its name was on the disk.
+        """
+        sync_folder(self._manifest(committable).parent)
         named = {file["name"] for file in read_manifest(self._manifest(committable))["files"]}
         for file in files:
             self.layout.staged(file.branch).unlink(missing_ok=True)

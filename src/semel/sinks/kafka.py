@@ -11,6 +11,8 @@ run again, and the transaction with the same rows takes its place, whichever tas
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import threading
 import time
@@ -45,12 +47,21 @@ from semel.sinks.kafka_markers import (
 from semel.sinks.kafka_producers import id_pattern
 from semel.sinks.kafka_requests import Transaction
 from semel.sinks.kafka_rows import check_columns
-from semel.sinks.kafka_topics import check_options, check_target, ensure_control_topic, write_record
+from semel.sinks.kafka_topics import (
+    TRANSACTION_STATE,
+    check_keeping,
+    check_options,
+    check_target,
+    ensure_control_topic,
+    write_record,
+)
 from semel.sinks.kafka_wire import Wire
 from semel.sinks.kafka_writer import KafkaWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_LOG = logging.getLogger("semel")
 
 CONTROL_TOPIC = "semel-control"
 #: What a broker allows unless told otherwise (transaction.max.timeout.ms).
@@ -58,6 +69,8 @@ TRANSACTION_TIMEOUT_MS = 900_000
 DELIVERY_TIMEOUT_MS = 120_000
 #: How often the driver looks for transactions that nobody will end: they hold up readers.
 SWEEP_EVERY_S = 10.0
+#: How long a batch waits for that. What is not done by then is done with a later one.
+SWEEP_S_MAX = 2.0
 SETTLE_PAUSE_S = 0.05
 
 #: Settings that the guarantee depends on: setting -> (the values that keep it, what to use instead).
@@ -94,6 +107,7 @@ class Kafka(Sink):
     Spark's prefix `kafka.`, for SASL and TLS as well. `transactional_id_prefix` must be this pipeline's alone; by
     default it is made of its id. `transaction_timeout_ms` should exceed batch time plus restart time; when it does not,
     nothing is lost, but the batch is run again. `timeout_s` is how long to wait for a broker's answer.
+    `accept_unclean_elections` starts the pipeline although an election may lose what the guarantee rests on.
     """
 
     servers: str
@@ -103,6 +117,7 @@ class Kafka(Sink):
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     control_topic: str = CONTROL_TOPIC
     timeout_s: float = 15.0
+    accept_unclean_elections: bool = False
 
     kind: ClassVar[str] = "kafka"
 
@@ -211,6 +226,8 @@ class _KafkaParticipant(Participant):
         self._ended: dict[str, Branch] = {}
         self._nameless: list[str] = []
         self._swept_at = time.monotonic()
+        #: There is something to sweep; and the last try did not get to its end.
+        self._sweep_is_owed = self._sweep_failed = False
         self._tasks_are_copied = _speculation_is_on()
 
     # Start ------------------------------------------------------------------------------------------------------------
@@ -221,6 +238,7 @@ class _KafkaParticipant(Participant):
         self._refuse_if_older(log)
         self._refuse_a_taken_prefix(log)
         self._refuse_what_the_broker_refuses()
+        self._check_keeping()
         key, value = fence_record(self._fence())
         self._write(log.partition, key, value)
         try:
@@ -229,6 +247,13 @@ class _KafkaParticipant(Participant):
         except ConfigError:
             self._write(log.partition, key, None)
             raise
+
+    def _check_keeping(self) -> None:
+        """The topics that rows name themselves are known only with the rows."""
+        sink = self.sink
+        topics = [topic for topic in (sink.topic, sink.control_topic, TRANSACTION_STATE) if topic]
+        accept = sink.accept_unclean_elections
+        check_keeping(sink.servers, sink.options, topics, sink.timeout_s, accept_unclean=accept)
 
     def _write(self, partition: int, key: bytes, value: bytes | None) -> None:
         """A record of the driver's own in the control topic."""
@@ -438,11 +463,16 @@ class _KafkaParticipant(Participant):
         return Remains(tuple(branches), newest, tuple(sorted(namesakes)))
 
     def _leftovers(self) -> tuple[list[Branch], list[str]]:
-        """Open transactions of ours: the branches of those that are prepared, the ids of those that are not.
+        """Open transactions of ours: the branches of those that are prepared, the ids of those that are not."""
+        return self._told_apart(self.wire.open_transactions(self._is_ours))
 
-        First the transactions, then the markers: what was prepared before we listed has its marker in the log by then.
+    def _is_ours(self, transactional_id: str) -> bool:
+        return self._ours(transactional_id) is not None
+
+    def _told_apart(self, listed: Sequence[tuple[str, int]]) -> tuple[list[Branch], list[str]]:
+        """First the transactions, then the markers: what was prepared before they were listed has its marker in the log
+        by then.
         """
-        listed = self.wire.open_transactions(lambda name: self._ours(name) is not None)
         log = self._caught_up()
         prepared = {
             (m.transaction.id, m.transaction.producer_id): m.branch
@@ -458,28 +488,65 @@ class _KafkaParticipant(Participant):
         A newer incarnation fences before its first task writes. So its fence is in the log by now, where one of its
         tasks was found, and all that has no name is left to it.
         """
-        wanted = list(branches)
+        self._abort(list(branches))
+
+    def _abort(self, wanted: Sequence[Branch], until: float = math.inf) -> bool:
+        """Returns whether there was time for all of it. What was begun is not left in the middle: a request that comes
+        late could end what the next batch has under the same id.
+        """
         log = self._caught_up()
+        nameless, self._nameless = self._nameless, []
         for branch in wanted:
             marker = log.markers.get(str(branch))
             if marker is not None and marker.transaction is not None and marker.fate is Fate.OPEN:
+                if time.monotonic() > until:
+                    return False
                 self.wire.end(marker.transaction, commit=False)
-        nameless, self._nameless = self._nameless, []
         if self._newest_incarnation(log) > self.context.incarnation:
-            return
+            return True
         for name in nameless:
+            if time.monotonic() > until:
+                return False
             # Its task may still be writing: a new epoch ends the transaction and shuts the task out.
             self.wire.fence(name, self.sink.transaction_timeout_ms)
+        return True
 
     def _sweep_if_due(self, named: set[str], *, retried: bool) -> None:
-        """End what tasks left behind that died or were copied. All tasks of this batch have ended by now."""
-        due = retried or self._tasks_are_copied
-        if not due and time.monotonic() - self._swept_at < SWEEP_EVERY_S:
+        """End what tasks left behind that died or were copied. All tasks of this batch have ended by now.
+
+        The batch itself does not need it. So what a broker that is away keeps from being done is done with a later one.
+        """
+        self._sweep_is_owed = self._sweep_is_owed or retried or self._tasks_are_copied
+        is_wanted = self._sweep_is_owed and not self._sweep_failed
+        if not is_wanted and time.monotonic() - self._swept_at < SWEEP_EVERY_S:
             return
+        try:
+            undone = self._sweep(named)
+        except (SinkUnavailable, ConfigError) as error:
+            undone = error.what
+            # What was found is found anew: by then the tasks of another batch may use these ids.
+            self._nameless = []
         self._swept_at = time.monotonic()
-        branches, self._nameless = self._leftovers()
+        self._sweep_is_owed = self._sweep_failed = bool(undone)
+        if undone:
+            _LOG.warning(
+                "%s: what lost tasks have left open is not ended yet, and may hold back readers: %s "
+                "Nothing of the batch depends on it; it is tried again in %.0f s.",
+                self.sink.describe(),
+                undone,
+                SWEEP_EVERY_S,
+            )
+
+    def _sweep(self, named: set[str]) -> str:
+        """End what is in sight and not of this batch. Returns what kept it from being complete."""
+        until = time.monotonic() + SWEEP_S_MAX
+        listed, silent = self.wire.open_transactions_in_sight(self._is_ours, SWEEP_S_MAX)
+        branches, self._nameless = self._told_apart(listed)
         mine = self.context.incarnation
-        self.abort(b for b in branches if str(b) not in named and b.attempt.incarnation <= mine)
+        lost = [b for b in branches if str(b) not in named and b.attempt.incarnation <= mine]
+        if not self._abort(lost, until):
+            return f"there was no more time than {SWEEP_S_MAX:.0f} s."
+        return f"no answer from {silent}." if silent else ""
 
     def close(self) -> None:
         self.wire.close()

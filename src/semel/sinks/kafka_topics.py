@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import ConfigError, SinkUnavailable
+from semel.errors import ConfigError, Refused, SinkUnavailable
 from semel.sinks.kafka_markers import PARTITIONS
 from semel.sinks.kafka_reach import ACL_REMEDY, Reach, bad_options, tidy
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
+
+_LOG = logging.getLogger("semel")
+
+UNCLEAN, IN_SYNC = "unclean.leader.election.enable", "min.insync.replicas"
+#: Where brokers keep what became of transactions.
+TRANSACTION_STATE = "__transaction_state"
+COPIES = 3
+UNKNOWN_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
+#: How soon all brokers know of a topic that was created a moment ago.
+KNOWN_S_MAX, KNOWN_PAUSE_S = 1.0, 0.1
 
 #: Small segments, so that compaction can keep the topic short; old ends of transactions go after an hour. The broker
 #: takes off the compression that a pipeline has chosen for its rows: kafka-python reads the topic without codecs.
@@ -21,6 +34,7 @@ CONTROL_SETTINGS = {
     "segment.ms": str(60 * 60 * 1000),
     "min.cleanable.dirty.ratio": "0.1",
     "delete.retention.ms": str(60 * 60 * 1000),
+    UNCLEAN: "false",
 }
 #: Settings that the control topic must have: setting -> what another value does.
 REQUIRED = {
@@ -51,7 +65,7 @@ def check_target(servers: str, options: Mapping[str, str], topic: str, timeout_s
 def _require(error: KafkaError | None, topic: str, servers: str) -> None:
     if error is None:
         return
-    if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
+    if error.name() in UNKNOWN_TOPIC:
         raise ConfigError(
             f"There is no topic {topic} at {servers}.",
             remedy="Create it first, or correct its name: semel creates none.",
@@ -83,13 +97,14 @@ def _not_writable(topic: str, servers: str) -> ConfigError:
 def ensure_control_topic(servers: str, options: Mapping[str, str], topic: str, timeout_s: float) -> None:
     """Create semel's own topic where it is missing. One that may forget markers is refused."""
     reach = Reach(servers, options)
-    known = reach.metadata(topic, timeout_s).topics[topic]
+    cluster = reach.metadata(topic, timeout_s)
+    known = cluster.topics[topic]
     if known.error is not None:
         if known.error.name() == "TOPIC_AUTHORIZATION_FAILED":
             raise ConfigError(
                 f"This user may not read and write semel's control topic {topic} at {servers}.", remedy=ACL_REMEDY
             )
-        _create(reach, topic, timeout_s)
+        _create(reach, topic, min(COPIES, max(1, len(cluster.brokers))), timeout_s)
         return
     if len(known.partitions) != PARTITIONS:
         raise ConfigError(
@@ -118,22 +133,162 @@ def _settings_of(reach: Reach, topic: str, timeout_s: float) -> dict[str, str]:
     return {name: entry.value for name, entry in found.items()}
 
 
-def _create(reach: Reach, topic: str, timeout_s: float) -> None:
+def _create(reach: Reach, topic: str, copies: int, timeout_s: float) -> None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-    new = NewTopic(topic, PARTITIONS, -1, config=CONTROL_SETTINGS)
+    # With two copies that must both be there, one dead broker would stop all writing: there the brokers' habit counts.
+    chosen = {**CONTROL_SETTINGS, **({IN_SYNC: str(COPIES - 1)} if copies == COPIES else {})}
+    new = NewTopic(topic, PARTITIONS, copies, config=chosen)
     try:
         reach.admin.create_topics([new], operation_timeout=timeout_s)[topic].result()
     except KafkaException as error:
         said = error.args[0]
         if said.name() == "TOPIC_ALREADY_EXISTS":
             return
-        settings = " ".join(f"--config {name}={value}" for name, value in CONTROL_SETTINGS.items())
+        settings = " ".join(f"--config {name}={value}" for name, value in chosen.items())
         raise ConfigError(
             f"semel's control topic {topic} is missing at {reach.servers} and cannot be created: {tidy(said.str())}.",
-            remedy=f"Create it: kafka-topics.sh --create --topic {topic} --partitions {PARTITIONS} {settings}",
+            remedy=f"Create it: kafka-topics.sh --create --topic {topic} --partitions {PARTITIONS} "
+            f"--replication-factor {copies} {settings}",
         ) from None
+
+
+# What the proof rests on --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a cluster keeps a topic. What is None is not known, and `why` says why."""
+
+    topic: str
+    copies: int | None = None
+    in_sync_min: int | None = None
+    unclean: bool | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What of it breaks the proof, what weakens it, and what nobody told us."""
+
+    unclean: tuple[str, ...] = ()
+    weak: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def judge(kept: Sequence[Kept], brokers: int) -> Judgement:
+    """An unclean election loses what all were told is safe, whatever else is set. Few copies lose it with a disk.
+
+    One broker can have no more than one copy, and who runs it knows that. With one copy it is no matter how many
+    copies must be in sync.
+    """
+    weak = [
+        *(f"{k.topic} has 1 copy on {brokers} brokers" for k in kept if k.copies == 1 and brokers > 1),
+        *(
+            f"{k.topic} has {IN_SYNC}=1 with {k.copies} copies"
+            for k in kept
+            if k.in_sync_min == 1 and k.copies is not None and k.copies > 1
+        ),
+    ]
+    return Judgement(
+        unclean=tuple(k.topic for k in kept if k.unclean),
+        weak=tuple(weak),
+        unknown=tuple(f"{k.topic} ({k.why})" for k in kept if None in (k.copies, k.in_sync_min, k.unclean)),
+    )
+
+
+def check_keeping(
+    servers: str, options: Mapping[str, str], topics: Sequence[str], timeout_s: float, *, accept_unclean: bool
+) -> None:
+    """Refuse topics of which an unclean election may lose what is acknowledged, and warn of few copies."""
+    reach = Reach(servers, options)
+    deadline = time.monotonic() + KNOWN_S_MAX
+    while True:
+        kept, brokers = _kept(reach, topics, timeout_s)
+        if not any(k.why in UNKNOWN_TOPIC for k in kept) or time.monotonic() > deadline:
+            break
+        time.sleep(KNOWN_PAUSE_S)
+    found = judge(kept, brokers)
+    if found.unclean and not accept_unclean:
+        raise _unclean(found.unclean, servers)
+    if found.weak:
+        _LOG.warning("%s", _weak(found.weak, servers))
+    if found.unknown:
+        _LOG.warning("%s", _unknown(found.unknown, servers))
+
+
+def _kept(reach: Reach, topics: Sequence[str], timeout_s: float) -> tuple[list[Kept], int]:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
+
+    described = {topic: reach.metadata(topic, timeout_s) for topic in topics}
+    resources = {topic: ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics}
+    asked = reach.admin.describe_configs(list(resources.values()), request_timeout=timeout_s)
+    kept = []
+    for topic, cluster in described.items():
+        known = cluster.topics[topic]
+        if known.error is not None:
+            kept.append(Kept(topic, why=known.error.name()))
+            continue
+        copies = min((len(p.replicas) for p in known.partitions.values()), default=None)
+        try:
+            settings = {name: entry.value for name, entry in asked[resources[topic]].result().items()}
+        except KafkaException as error:
+            # A broker has refused to say, or else nobody has answered.
+            if error.args[0].name().startswith("_"):
+                what = f"The settings of topic {topic} at {reach.servers} cannot be read (DescribeConfigs)"
+                raise reach.explain(error, what) from None
+            kept.append(Kept(topic, copies, why=error.args[0].name()))
+            continue
+        kept.append(_from_settings(topic, copies, settings))
+    return kept, len(next(iter(described.values())).brokers)
+
+
+def _from_settings(topic: str, copies: int | None, settings: Mapping[str, str | None]) -> Kept:
+    in_sync, unclean = settings.get(IN_SYNC), settings.get(UNCLEAN)
+    return Kept(
+        topic,
+        copies,
+        int(in_sync) if in_sync else None,
+        {"true": True, "false": False}.get(unclean or ""),
+        why="the broker does not say",
+    )
+
+
+def _unclean(topics: Sequence[str], servers: str) -> Refused:
+    alter = f"kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics --entity-name"
+    return Refused(
+        f"At {servers} {UNCLEAN}=true for {', '.join(topics)}: an election may then lose what was acknowledged. Where "
+        "a marker is lost, semel would take rows that are visible for gone, and write them twice.",
+        data_now="this start wrote nothing; what was visible before still is",
+        remedy="Turn it off: "
+        + "; ".join(f"{alter} {topic} --add-config {UNCLEAN}=false" for topic in topics)
+        + ". Or say that it is meant: Kafka(..., accept_unclean_elections=True).",
+    )
+
+
+def _weak(findings: Sequence[str], servers: str) -> str:
+    return (
+        f"What is acknowledged at {servers} may be on a single disk: {'; '.join(findings)}.\n"
+        "  the data now: nothing is known to be lost. A broker that dies with its disk may take rows or markers along, "
+        "and batches are then lost or written twice\n"
+        f"  what to do: Give the topics {COPIES} copies (kafka-reassign-partitions.sh) and {IN_SYNC}={COPIES - 1} "
+        "(kafka-configs.sh --alter --entity-type topics --entity-name TOPIC --add-config)."
+    )
+
+
+def _unknown(findings: Sequence[str], servers: str) -> str:
+    return (
+        f"Nobody told us how safely {servers} keeps {', '.join(findings)}.\n"
+        "  the data now: nothing is known to be lost. Whether an election may lose rows or markers "
+        f"({UNCLEAN}), and how many copies there are, is not known\n"
+        "  what to do: Allow Describe and DescribeConfigs on these topics, or make sure of "
+        f"{UNCLEAN}=false, {COPIES} copies and {IN_SYNC}={COPIES - 1} yourself."
+    )
+
+
+# The driver's own records -------------------------------------------------------------------------------------------
 
 
 def write_record(

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_S_MAX = 0.5
+#: A broker that has not listed its transactions by then is asked again, if the cluster still has it.
+LISTING_S_MAX = 3.0
 
 #: librdkafka's setting -> kafka-python's, where both take the same text.
 WORDS = {
@@ -136,17 +138,46 @@ class Wire:
         return self._until_answered(f"AddPartitionsToTxn of {transaction.id}", ask)
 
     def open_transactions(self, ours: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """The transactional ids and producer ids of what is open, of those ids that are ours."""
+        """The transactional ids and producer ids of what is open, of those ids that are ours. Every broker answers."""
 
         async def ask() -> list[tuple[str, int]]:
-            found = []
-            for broker in self._manager.cluster.brokers():
-                response = await self._manager.send(open_transactions_request(), node_id=broker.node_id)
-                raise_for(response.error_code)
-                found += [(t.transactional_id, t.producer_id) for t in response.transaction_states]
-            return sorted(entry for entry in found if ours(entry[0]))
+            listed, silent = await self._list_transactions(LISTING_S_MAX)
+            for error in silent.values():
+                # Once the cluster has given it up nobody needs to ask it: others have taken over what it had.
+                await self._manager.cluster.refresh_metadata()
+                raise error
+            return listed
 
-        return self._until_answered("ListTransactions", ask)
+        return [entry for entry in self._until_answered("ListTransactions", ask) if ours(entry[0])]
+
+    def open_transactions_in_sight(
+        self, ours: Callable[[str], bool], within_s: float
+    ) -> tuple[list[tuple[str, int]], str]:
+        """The same of the brokers that answer in time; and why the others do not."""
+        listed, silent = self._manager.run(self._list_transactions, within_s)
+        why = ", ".join(f"broker {node}: {error}" for node, error in sorted(silent.items()))
+        return [entry for entry in listed if ours(entry[0])], why
+
+    async def _list_transactions(self, within_s: float) -> tuple[list[tuple[str, int]], dict[int, Exception]]:
+        """What the brokers have open, and why some of them did not say. All are asked at once."""
+        from kafka.errors import KafkaError
+
+        async def ask(node: int) -> list[tuple[str, int]]:
+            response = await self._manager.send(open_transactions_request(), node_id=node)
+            raise_for(response.error_code)
+            return [(t.transactional_id, t.producer_id) for t in response.transaction_states]
+
+        until = time.monotonic() + within_s
+        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
+        under_way = {node: self._manager.call_soon(ask, node) for node in nodes}
+        listed: list[tuple[str, int]] = []
+        silent: dict[int, Exception] = {}
+        for node, answer in under_way.items():
+            try:
+                listed += await self._manager.wait_for(answer, max(1, int((until - time.monotonic()) * 1000)))
+            except KafkaError as error:
+                silent[node] = error
+        return sorted(listed), silent
 
     async def _to_coordinator(self, transactional_id: str | None, request: Any) -> Any:
         """Send to the coordinator of the id. After any trouble the next look-up asks anew: it may have moved."""

@@ -62,7 +62,9 @@ FROM information_schema.statistics
 WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s AND non_unique = 0
 GROUP BY index_name ORDER BY index_name
 """
-SERVER = "SELECT @@GLOBAL.log_bin, @@GLOBAL.binlog_format, @@GLOBAL.innodb_flush_log_at_trx_commit"
+SERVER = (
+    "SELECT @@GLOBAL.log_bin, @@GLOBAL.binlog_format, @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.sync_binlog"
+)
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class MySql(SqlSink):
             )
         if self.schema and not run("SELECT 1 FROM information_schema.schemata WHERE schema_name = %s", (self.schema,)):
             raise ConfigError(f"{self.describe()}: there is no database {self.schema}, or this user may not see it.")
-        ((binlog, binlog_format, flush),) = run(SERVER)
+        ((binlog, binlog_format, flush, sync_binlog),) = run(SERVER)
         if binlog and str(binlog_format).upper() == "STATEMENT":
             raise ConfigError(
                 f"{self.describe()}: the server logs statements, which does not go with reading what is committed.",
@@ -171,6 +173,14 @@ class MySql(SqlSink):
                 "Set it to 1.",
                 self.describe(),
                 flush,
+            )
+        if binlog and int(sync_binlog) != 1:
+            # After a crash a transaction counts as committed if it is in the log.
+            _LOG.warning(
+                "%s: the server has its binary log on and sync_binlog is %s: a power cut may take back what it has "
+                "committed. Set it to 1.",
+                self.describe(),
+                sync_binlog,
             )
         if self.uses_xa:
             self._check_xa(run, binlog=bool(binlog), mariadb=mariadb)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import ConfigError, SchemaMismatch
+from semel.errors import ConfigError, Refused, SchemaMismatch
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.sinks.postgres_moves import exists, is_set_up, move_one, set_up
 from semel.sinks.postgres_store import CREATE_LOCK, FENCE, LEDGER, columns_of, execute, quote
@@ -28,8 +29,17 @@ WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indisvalid AND i.indi
 AND i.indpred IS NULL AND i.indexprs IS NULL
 GROUP BY i.indexrelid
 """
+#: The table and its partitions, where rows and the ledger do not share one fate: a crash empties unlogged tables, and
+#: foreign ones commit for themselves.
+FATES_OF_THEIR_OWN = """
+SELECT c.oid::regclass::text, c.relkind::text FROM pg_class c JOIN (
+    SELECT to_regclass(%s)::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass(%s))
+) AS part (id) ON c.oid = part.id WHERE c.relkind = 'f' OR c.relpersistence = 'u' ORDER BY 1
+"""
 #: The branch of a rehearsal, which is never seen.
 NOBODY = Branch(Attempt(PipelineId("00000000-0000-0000-0000-000000000000"), 0, 0, Incarnation(0)), "rehearsal", 0, 0)
+_LOG = logging.getLogger("semel")
+
 CHANGES = ("INSERT ", "DELETE ", "UPDATE ", "WITH ")
 
 
@@ -70,6 +80,10 @@ def _check_server(sink: Postgres, run: Run) -> None:
         raise sink.too_few_prepared("max_prepared_transactions is 0.", kind=ConfigError)
     if sink.schema and not run("SELECT to_regnamespace(%s) IS NOT NULL", (quote(sink.schema),))[0][0]:
         raise ConfigError(f"{sink.describe()}: there is no schema {sink.schema}.", remedy="Create it: semel does not.")
+    if run("SHOW fsync") == [("off",)]:
+        _LOG.warning(
+            "%s: fsync is off: a power cut may take back what the server has committed. Turn it on.", sink.describe()
+        )
 
 
 def _check_names(sink: Postgres, run: Run, schema: pa.Schema) -> None:
@@ -84,6 +98,7 @@ def _check_names(sink: Postgres, run: Run, schema: pa.Schema) -> None:
 
 def _check_target(sink: Postgres, run: Run, schema: pa.Schema) -> None:
     if exists(run, sink.target):
+        _refuse_fates_of_their_own(sink, run)
         return
     if not sink.create:
         raise SchemaMismatch(
@@ -96,6 +111,22 @@ def _check_target(sink: Postgres, run: Run, schema: pa.Schema) -> None:
         raise SchemaMismatch(
             f"PostgreSQL cannot hold these columns: {', '.join(unsupported)}.",
             remedy="Turn them into text with to_json(), or leave them out with select=[...].",
+        )
+
+
+def _refuse_fates_of_their_own(sink: Postgres, run: Run) -> None:
+    """The ledger proves that rows are there only where both are committed, and kept, together."""
+    for name, kind in run(FATES_OF_THEIR_OWN, (sink.target, sink.target)):
+        if kind == "f":
+            raise Refused(
+                f"{sink.describe()}: {name} is a foreign table, whose server commits for itself: rows could be there "
+                "without their marker, and be written twice.",
+                remedy="Give the sink the url of the server that has the table.",
+            )
+        raise Refused(
+            f"{sink.describe()}: {name} is UNLOGGED: a crash of the server empties it, and the ledger would still say "
+            "that its rows are there.",
+            remedy=f"ALTER TABLE {name} SET LOGGED, then start the pipeline.",
         )
 
 
