@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 from kafka.protocol.metadata import CoordinatorType
 
@@ -21,7 +22,7 @@ from semel.sinks import kafka as kafka_module
 from semel.sinks.base import StagedPart
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_markers import Fate, partition_of
-from semel.sinks.kafka_topics import IN_SYNC, UNCLEAN
+from semel.sinks.kafka_topics import IN_SYNC, TRANSACTION_STATE, UNCLEAN
 from tests.contract.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare_one, records_of, stage, stage_one, started
@@ -34,7 +35,22 @@ FENCED_S_MAX = 60
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     with kafka(tmp_path_factory.mktemp("brokers"), brokers=3, quick=True, heap_mb=256, say=print) as cluster:
+        first = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "the-first-of-all"})
+        first.init_transactions(FENCED_S_MAX)
+        # The brokers make this topic when it is first needed; each hears of it in its own time.
+        wait_until(
+            lambda: all(knows(address, TRANSACTION_STATE) for address in cluster.bootstrap.split(",")), FENCED_S_MAX
+        )
         yield cluster
+
+
+def knows(address: str, topic: str) -> bool:
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    try:
+        return bool(admin.describe_configs([resource])[resource].result(TIMEOUT_S))
+    except KafkaException:
+        return False
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ UNCLEAN, IN_SYNC = "unclean.leader.election.enable", "min.insync.replicas"
 TRANSACTION_STATE = "__transaction_state"
 COPIES = 3
 UNKNOWN_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
-#: How soon all brokers know of a topic that was created a moment ago.
-KNOWN_S_MAX, KNOWN_PAUSE_S = 1.0, 0.1
+#: How soon all brokers know of the topic above, when it was created a moment ago. Not every make of broker has it.
+STATE_KNOWN_S_MAX = 1.0
+KNOWN_PAUSE_S = 0.1
 
 #: Small segments, so that compaction can keep the topic short; old ends of transactions go after an hour. The broker
 #: takes off the compression that a pipeline has chosen for its rows: kafka-python reads the topic without codecs.
@@ -125,12 +126,18 @@ def _settings_of(reach: Reach, topic: str, timeout_s: float) -> dict[str, str]:
     from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    try:
-        found = reach.admin.describe_configs([resource], request_timeout=timeout_s)[resource].result()
-    except KafkaException as error:
-        what = f"The settings of the control topic {topic} at {reach.servers} cannot be read (DescribeConfigs)"
-        raise reach.explain(error, what) from None
-    return {name: entry.value for name, entry in found.items()}
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            found = reach.admin.describe_configs([resource], request_timeout=timeout_s)[resource].result()
+        except KafkaException as error:
+            # It is there: one broker has told us of it, and another may not have heard of it yet.
+            if error.args[0].name() in UNKNOWN_TOPIC and time.monotonic() < deadline:
+                time.sleep(KNOWN_PAUSE_S)
+                continue
+            what = f"The settings of the control topic {topic} at {reach.servers} cannot be read (DescribeConfigs)"
+            raise reach.explain(error, what) from None
+        return {name: entry.value for name, entry in found.items()}
 
 
 def _create(reach: Reach, topic: str, copies: int, timeout_s: float) -> None:
@@ -203,10 +210,13 @@ def check_keeping(
 ) -> None:
     """Refuse topics of which an unclean election may lose what is acknowledged, and warn of few copies."""
     reach = Reach(servers, options)
-    deadline = time.monotonic() + KNOWN_S_MAX
+    began = time.monotonic()
     while True:
         kept, brokers = _kept(reach, topics, timeout_s)
-        if not any(k.why in UNKNOWN_TOPIC for k in kept) or time.monotonic() > deadline:
+        # A broker may not have heard yet of a topic that was created a moment ago.
+        unheard = {k.topic for k in kept if k.why in UNKNOWN_TOPIC}
+        patience_s = STATE_KNOWN_S_MAX if unheard == {TRANSACTION_STATE} else timeout_s
+        if not unheard or time.monotonic() - began > patience_s:
             break
         time.sleep(KNOWN_PAUSE_S)
     found = judge(kept, brokers)

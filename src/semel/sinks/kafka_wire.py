@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_S_MAX = 0.5
-#: A broker that has not listed its transactions by then is asked again, if the cluster still has it.
-LISTING_S_MAX = 3.0
+#: A broker that has not listed its transactions by then, or within a third of all time, is asked again if it is still
+#: in the cluster.
+LISTING_S = 3.0
 
 #: librdkafka's setting -> kafka-python's, where both take the same text.
 WORDS = {
@@ -141,7 +142,7 @@ class Wire:
         """The transactional ids and producer ids of what is open, of those ids that are ours. Every broker answers."""
 
         async def ask() -> list[tuple[str, int]]:
-            listed, silent = await self._list_transactions(LISTING_S_MAX)
+            listed, silent = await self._list_transactions(max(LISTING_S, self.timeout_s / 3))
             for error in silent.values():
                 # Once the cluster has given it up nobody needs to ask it: others have taken over what it had.
                 await self._manager.cluster.refresh_metadata()
