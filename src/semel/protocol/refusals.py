@@ -52,6 +52,11 @@ def refuse_replaced(sink: SinkFacts) -> Refusal | None:
 
 
 def refuse_rolled_back(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:
-    """A checkpoint that is older than a sink would run batches a second time. Only what is decided can be marked."""
-    newest_known = next_batch if is_decided else next_batch - 1
-    return Refusal.ROLLED_BACK if sink.marked > newest_known or sink.staged > next_batch else None
+    """A checkpoint that is older than a sink would run batches a second time. Only what is decided can be marked.
+
+    `next_batch` is the first that the checkpoint and the log do not know as over. When it is decided, Spark may have
+    begun the one behind it: `commits/N` is on disk only when batch N+1 is decided, and its tasks stage before that.
+    """
+    newest_decided = next_batch if is_decided else next_batch - 1
+    begun = newest_decided + 1
+    return Refusal.ROLLED_BACK if sink.marked > newest_decided or sink.staged > begun else None

@@ -57,6 +57,7 @@ def _recover(coordinator: Coordinator, log: DecisionLog, plans: Plans, next_batc
     _commit_forward(coordinator, batch, journal)
     failpoint("startup.committed")
     sweep(coordinator, remains, batch, journal)
+    _sweep_behind(coordinator, log, remains, batch + 1)
     failpoint("startup.swept")
 
 
@@ -147,6 +148,18 @@ def sweep(coordinator: Coordinator, remains: Mapping[str, Remains], next_batch: 
         coordinator.participants[name].abort(doomed)
         swept += len(doomed)
     return swept
+
+
+def _sweep_behind(coordinator: Coordinator, log: DecisionLog, remains: Mapping[str, Remains], batch: int) -> None:
+    """What is staged of the batch behind a decided one: Spark had begun it, and `commits/N` was lost with the power.
+
+    Its slot is closed first, so that nobody decides it any more. Left alone, it could hold locks that the batch needs.
+    """
+    begun = {
+        name: Remains(tuple(b for b in remain.branches if b.attempt.batch == batch)) for name, remain in remains.items()
+    }
+    if any(remain.branches for remain in begun.values()):
+        sweep(coordinator, begun, batch, close_open_slot(log, coordinator.attempt(batch, 0)))
 
 
 # Refusing -----------------------------------------------------------------------------------------------------------
