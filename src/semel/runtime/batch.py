@@ -127,6 +127,9 @@ class Coordinator:
     clock: Callable[[], float] = time.monotonic
     #: What the sinks show of a batch that its decision does not name; see `restore.settle_plan`.
     strange_marks: StrangeMarks = lambda _batch, _journal: ""
+    #: The files of the plan as Spark has them in memory, path -> digest, where that is known: it read them once, when
+    #: the query began, and another start may have put them back since.
+    in_hand: Callable[[], Mapping[str, str]] = dict
     #: A store was away since the last tidying: it may hold what a lost try left.
     had_trouble: bool = False
 
@@ -206,7 +209,9 @@ class Coordinator:
     def _require_decided_plan(self, work: _Work) -> None:
         """Spark has handed over the rows of a decided batch: they must be those that it was decided for."""
         told = settle_plan(self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True)
-        if told:
+        in_hand = self.in_hand()
+        files = work.plan.files if work.plan is not None else ()
+        if told or any(in_hand.get(file.path, file.digest) != file.digest for file in files):
             raise restored(work.id, told)
 
     def drive(self, work: _Work, stage: Stage | None) -> bool:

@@ -130,9 +130,9 @@ def _put_back(plans: Plans, files: Iterable[PlannedFile]) -> list[str]:
 
 
 def restored(batch: int, files: Iterable[str]) -> PlanRestored:
-    return PlanRestored(
-        f"Batch {batch} is decided, and Spark had planned it over other rows. Put back as decided: {', '.join(files)}."
-    )
+    names = ", ".join(files)
+    put_back = f"Put back as decided: {names}" if names else "Another start has put back what was decided"
+    return PlanRestored(f"Batch {batch} is decided, and Spark had planned it over other rows. {put_back}.")
 
 
 def _refused(plans: Plans, batch: int, facts: PlanFacts) -> PlanChanged:
