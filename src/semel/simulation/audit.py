@@ -1,12 +1,12 @@
 """What must be true: after every effect that a reader can see, and at the end. Anomalies have names and evidence.
 
 early        something of a batch is visible that no decision names
-lost         a row of a finished batch is visible in no store
+lost         a row of a finished batch is visible in no store, or the checkpoint has passed it by
 duplicated   a row is visible more than once in a store
 torn         a store shows a part of a batch
 split        a store shows a batch, another one does not
 orphan       an open or prepared transaction, or something staged, is left
-journal      the records of the log contradict each other
+journal      the records of the log contradict each other, or the plans that Spark goes on from
 stuck        the pipeline does not come to its end though nothing disturbs it
 bug          the coordinator ended in a way that it never should
 """
@@ -34,6 +34,7 @@ from semel.protocol.invariants import (
 from semel.protocol.plans import digest_of
 from semel.protocol.recovery import decided_plan, effective_committables
 from semel.protocol.step import ProtocolError
+from semel.runtime.restore import LOOK_BACK_BATCHES
 from semel.simulation.checkpoint import OffsetsMissing
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ def _audit_source(world: World, decided: dict[int, list[int]], expected: dict[in
         world.witness.report("stuck", f"Spark cannot start any more: {error}")
         return
     begin = min((rows[0] for rows in decided.values() if rows), default=end)
-    batches = set(range(begin, end)) - {row for rows in expected.values() for row in rows}
-    if batches:
-        evidence = f"rows {sorted(batches)} are done as the checkpoint says, and no batch was decided with them"
+    forgotten = set(range(begin, end)) - {row for rows in expected.values() for row in rows}
+    if forgotten:
+        evidence = f"rows {sorted(forgotten)} are done as the checkpoint says, and no batch was decided with them"
         world.witness.report("lost", evidence)
 
 
@@ -162,13 +163,13 @@ def _audit_journals(world: World) -> None:
                 violations += decision_names_one_attempt(record)
                 violations += [] if record.mends else decision_covers_every_sink(record, world.stores)
                 violations += [] if record.mends else decision_carries_its_plan(record)
-        violations += _other_plan(world, journal) if batch in expected else []
+        violations += _other_plan(world, journal) if batch in expected[-LOOK_BACK_BATCHES:] else []
         for violation in violations:
             world.witness.report("journal", f"batch {batch}: {violation}")
 
 
 def _other_plan(world: World, journal: Journal) -> list[str]:
-    """The offsets of a batch that is done are those that it was decided with, where they are still there."""
+    """The offsets that Spark reads when it starts are those that their batches were decided with."""
     plan = decided_plan(journal)
     found = world.checkpoint.files
     return [
