@@ -13,6 +13,7 @@ from semel.decisions.base import StoreUnanswered
 from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
 from semel.ids import Attempt, Branch
+from semel.protocol import plans
 from semel.protocol.events import (
     Committable,
     Decided,
@@ -219,8 +220,8 @@ def the_drop_in_goes_on_with_the_rows_of_another_plan(patch: pytest.MonkeyPatch)
     """It puts the decided plan back, and lets Spark go on with what it has in its hands."""
     real = restore.restore_plans
 
-    def restore_plans(log: Any, plans: Any, next_batch: int, marks: Any, under_way: int | None = None) -> None:
-        real(log, plans, next_batch, marks)
+    def restore_plans(log: Any, spark: Any, next_batch: int, marks: Any, under_way: int | None = None) -> None:
+        real(log, spark, next_batch, marks)
 
     patch.setattr(startup, "restore_plans", restore_plans)
     only_the_file_is_compared(patch)
@@ -228,7 +229,7 @@ def the_drop_in_goes_on_with_the_rows_of_another_plan(patch: pytest.MonkeyPatch)
 
 def only_what_is_missing_is_put_back(patch: pytest.MonkeyPatch) -> None:
     """Another plan is taken for the decided one."""
-    real = restore.compare
+    real = plans.compare
 
     def compare(plan: Any, found: Any) -> tuple[list[str], list[str]]:
         return real(plan, found)[0], []
