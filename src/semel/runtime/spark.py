@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel import failpoints
@@ -29,7 +30,7 @@ from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
-from semel.runtime.plans import SparkPlans, offsets_of
+from semel.runtime.plans import NO_OFFSET, SparkPlans, offsets_of
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
@@ -184,6 +185,7 @@ class BatchFunction:
     def _work(self, df: DataFrame, batch_id: int) -> Report:
         query = RunningQuery(df)
         coordinator = self._coordinator_for(query, df, batch_id)
+        coordinator.in_hand = partial(self._in_hand, query, batch_id)
         progress = self._progress_of(query)
         progress.began(batch_id)
         report = self._run(coordinator, df, batch_id)
@@ -192,6 +194,15 @@ class BatchFunction:
         coordinator.tidy(batch_id)
         progress.ended(batch_id)
         return replace(report, lag=progress.lag(batch_id), warning=progress.warning)
+
+    def _in_hand(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
+        """Nothing while `offsets/N` says what Spark has in memory; otherwise what no decision was taken for."""
+        content = (self._checkpoint and self._checkpoint.offsets(batch_id)) or b""
+        planned, in_hand = content.decode(errors="replace").split("\n")[2:], query.offsets_in_hand()
+        # A form that we do not know has another number of lines, and says nothing.
+        if planned == in_hand or len(planned) != len(in_hand):
+            return {}
+        return {offsets_of(batch_id): f"in memory: {in_hand}"}
 
     def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
         def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
@@ -283,6 +294,12 @@ class RunningQuery:
     @property
     def analyzed(self) -> Any:
         return self._execution.analyzedPlan()
+
+    def offsets_in_hand(self) -> list[str]:
+        """Up to where the batch at hand goes, one line for each source, as Spark read or wrote it in `offsets/N`."""
+        progress, sources = self._execution.availableOffsets(), self._execution.sources()
+        found = [progress.get(sources.apply(index)) for index in range(sources.size())]
+        return [str(offset.get().json()) if offset.isDefined() else NO_OFFSET for offset in found]
 
     def refuse_what_breaks_the_guarantee(self, guarantee: Guarantee) -> None:
         if "Async" in self._execution.getClass().getSimpleName():
