@@ -13,6 +13,7 @@ from semel.decisions.base import StoreUnanswered
 from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
 from semel.ids import Attempt, Branch
+from semel.protocol import plans
 from semel.protocol.events import (
     Committable,
     Decided,
@@ -23,10 +24,13 @@ from semel.protocol.events import (
     Outcome,
 )
 from semel.protocol.recovery import Run
+from semel.protocol.refusals import Refusal, SinkFacts
 from semel.protocol.states import State
-from semel.runtime import batch, startup
+from semel.runtime import batch, restore, startup
 from semel.runtime.batch import Coordinator
 from semel.runtime.mend import Mend, choose_parts
+from semel.simulation import faults
+from semel.simulation.checkpoint import Checkpoint
 from semel.simulation.participants import FilesParticipant, LedgerParticipant, PreparedParticipant, branches_of
 from semel.simulation.stores import LedgerStore
 from semel.sinks.base import StagedPart
@@ -176,6 +180,78 @@ def a_mend_goes_by_the_number_of_the_task(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch, "choose_parts", choose)
 
 
+# About plans that the checkpoint has lost -----------------------------------------------------------------------------
+#
+# No world shows what three rules are for, and unit tests do: a gap in the log (whoever passes it by finds that all rows
+# of what lies there are visible), the files `before` a batch (Spark only warns when they are missing), and another plan
+# that somebody has gone on from (nobody does so while the other rules hold).
+
+
+def the_plan_is_not_compared(patch: pytest.MonkeyPatch) -> None:
+    for module in (restore, batch):
+        patch.setattr(module, "settle_plan", lambda *_, **__: [])
+    only_the_file_is_compared(patch)
+
+
+def nothing_is_synced_and_nothing_put_back(patch: pytest.MonkeyPatch) -> None:
+    """Either alone keeps the rows of a machine that fails; see `nothing_is_synced`."""
+    nothing_is_synced(patch)
+    the_plan_is_not_compared(patch)
+    patch.setitem(faults.WEIGHTS, "old copy", 0)
+
+
+def nothing_is_synced(patch: pytest.MonkeyPatch) -> None:
+    """No bug while plans are put back, so not among the MUTANTS."""
+    patch.setattr(Checkpoint, "sync", lambda *_: None)
+
+
+def only_the_file_is_compared(patch: pytest.MonkeyPatch) -> None:
+    """And not what Spark has in memory, which may be older."""
+    real = Coordinator._require_decided_plan
+
+    def require(self: Coordinator, work: Any) -> None:
+        self.in_hand = dict
+        real(self, work)
+
+    patch.setattr(Coordinator, "_require_decided_plan", require)
+
+
+def the_drop_in_goes_on_with_the_rows_of_another_plan(patch: pytest.MonkeyPatch) -> None:
+    """It puts the decided plan back, and lets Spark go on with what it has in its hands."""
+    real = restore.restore_plans
+
+    def restore_plans(log: Any, spark: Any, next_batch: int, marks: Any, under_way: int | None = None) -> None:
+        real(log, spark, next_batch, marks)
+
+    patch.setattr(startup, "restore_plans", restore_plans)
+    only_the_file_is_compared(patch)
+
+
+def only_what_is_missing_is_put_back(patch: pytest.MonkeyPatch) -> None:
+    """Another plan is taken for the decided one."""
+    real = plans.compare
+
+    def compare(plan: Any, found: Any) -> tuple[list[str], list[str]]:
+        return real(plan, found)[0], []
+
+    patch.setattr(restore, "compare", compare)
+    only_the_file_is_compared(patch)
+
+
+def what_is_staged_behind_a_decided_batch_looks_rolled_back(patch: pytest.MonkeyPatch) -> None:
+    """As it was: see seed 134 in `protocol.refusals`."""
+
+    def refuse(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:
+        newest = next_batch if is_decided else next_batch - 1
+        return Refusal.ROLLED_BACK if sink.marked > newest or sink.staged > next_batch else None
+
+    patch.setattr(startup, "refuse_rolled_back", refuse)
+
+
+def what_is_staged_behind_a_decided_batch_is_left(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(startup, "_sweep_behind", lambda *_: None)
+
+
 # In a sink ------------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +336,12 @@ MUTANTS: dict[Patch, tuple[str, int]] = {
     a_start_does_not_sweep: ("orphan", 30),
     a_start_does_not_close_the_open_slot: ("orphan", 100),
     a_decided_batch_is_run_again: ("torn", 100),
+    the_plan_is_not_compared: ("lost", 30),
+    nothing_is_synced_and_nothing_put_back: ("lost", 30),
+    only_what_is_missing_is_put_back: ("lost", 30),
+    the_drop_in_goes_on_with_the_rows_of_another_plan: ("lost", 150),
+    what_is_staged_behind_a_decided_batch_looks_rolled_back: ("bug", 30),
+    what_is_staged_behind_a_decided_batch_is_left: ("orphan", 500),
     a_mend_writes_all_rows_again: ("duplicated", 60),
     a_mend_goes_by_the_number_of_the_task: ("duplicated", 60),
     what_is_not_there_is_taken_for_gone: ("duplicated", 20),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from semel.errors import Fenced, SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation
 from semel.simulation.audit import Witness
-from semel.simulation.spark import PIPELINE, Checkpoint, ConcurrentQueries
+from semel.simulation.checkpoint import BEGINNING, Checkpoint, ConcurrentQueries, OffsetsMissing, Planned
+from semel.simulation.spark import PIPELINE
 from semel.simulation.stores import FilesStore, LedgerStore, PreparedStore, StagedGone
 
 
@@ -86,13 +88,79 @@ def test_what_becomes_visible_before_its_decision_is_seen_at_once() -> None:
     assert [anomaly.name for anomaly in witness.anomalies] == ["early"]
 
 
-def test_spark_refuses_two_queries_on_one_checkpoint() -> None:
+# Spark's checkpoint ---------------------------------------------------------------------------------------------------
+
+
+def dice(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 - a game, not a secret
+
+
+def checkpoint_of(batches: int) -> Checkpoint:
+    """With this many batches that are done, all of them decided, of two rows each."""
     checkpoint = Checkpoint()
-    checkpoint.plan(0, is_first=True)
-    checkpoint.plan(0, is_first=True)
-    checkpoint.finish(0)
+    checkpoint.create(BEGINNING, b'v1\n{"rows":1}')
+    for batch in range(batches):
+        plan(checkpoint, batch)
+        checkpoint.sync(batch)
+        finish(checkpoint, batch)
+    return checkpoint
+
+
+def plan(checkpoint: Checkpoint, batch: int) -> None:
+    checkpoint.create(f"offsets/{batch}", Planned(batch, 0, 3 + batch * 2, batch).content)
+
+
+def finish(checkpoint: Checkpoint, batch: int) -> None:
+    checkpoint.create(f"commits/{batch}", b'v1\n{"nextBatchWatermarkMs":7}')
+
+
+def test_spark_refuses_two_queries_on_one_checkpoint() -> None:
+    checkpoint = checkpoint_of(1)
     assert checkpoint.next_batch == 1
-    with pytest.raises(ConcurrentQueries):
-        checkpoint.plan(0, is_first=False)
-    with pytest.raises(ConcurrentQueries):
-        checkpoint.finish(0)
+    for write in (plan, finish):
+        with pytest.raises(ConcurrentQueries):
+            write(checkpoint, 0)
+
+
+def test_spark_goes_on_with_the_newest_plan_and_plans_anew_when_that_is_done() -> None:
+    checkpoint = Checkpoint()
+    checkpoint.create(BEGINNING, b'v1\n{"rows":1}')
+    assert checkpoint.at_hand() == Planned(0, 1, None, 0)
+    plan(checkpoint, 0)
+    assert checkpoint.at_hand() == Planned(0, 1, 3, 0)
+    finish(checkpoint, 0)
+    assert checkpoint.at_hand() == Planned(1, 3, None, 7)
+    assert checkpoint.at_hand_batch == 1
+    plan(checkpoint, 1)
+    del checkpoint.files["commits/0"]
+    assert checkpoint.at_hand() == Planned(1, 3, 5, 1)
+    del checkpoint.files["offsets/0"]
+    with pytest.raises(OffsetsMissing):
+        checkpoint.at_hand()
+
+
+def test_power_takes_only_what_no_decision_presupposes() -> None:
+    gone = set()
+    for seed in range(20):
+        checkpoint = checkpoint_of(2)
+        plan(checkpoint, 2)
+        lost = checkpoint.forget_unsynced(dice(seed))
+        assert set(lost) <= {"commits/1", "offsets/2"}
+        assert {"offsets/0", "commits/0", "offsets/1", BEGINNING} <= set(checkpoint.files)
+        gone.add(tuple(lost))
+    assert len(gone) == 4  # all, some, none
+    assert checkpoint.forget_unsynced(dice(0)) == []
+
+
+def test_an_older_copy_takes_decided_plans_along_and_the_newest_can_be_restored() -> None:
+    shapes = set()
+    for seed in range(20):
+        checkpoint = checkpoint_of(4)
+        checkpoint.put_older_copy(dice(seed), age=5)
+        shapes.add((len(checkpoint.numbers("offsets")), len(checkpoint.numbers("commits"))))
+        assert checkpoint.is_older_than_newest or checkpoint.is_torn
+        checkpoint.put_newest_copy()
+        assert (checkpoint.next_batch, len(checkpoint.numbers("offsets"))) == (4, 4)
+        assert not checkpoint.is_older_than_newest
+    assert (2, 1) in shapes
+    assert len(shapes) > 3  # copies that were taken while Spark wrote

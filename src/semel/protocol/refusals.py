@@ -52,10 +52,11 @@ def refuse_replaced(sink: SinkFacts) -> Refusal | None:
 
 
 def refuse_rolled_back(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:
-    """A checkpoint that is older than a sink would run batches a second time.
+    """A checkpoint that is older than a sink would run batches a second time. Only what is decided can be marked.
 
-    Only what is decided can be marked. The batch behind it may be staged: then commits/N was there and has been lost.
+    `next_batch` is the first that the checkpoint and the log do not know as over. When it is decided, Spark may have
+    begun the one behind it: `commits/N` is on disk only when batch N+1 is decided, and its tasks stage before that.
     """
-    newest_known = next_batch if is_decided else next_batch - 1
-    is_ahead = sink.marked > newest_known or sink.staged > newest_known + 1
-    return Refusal.ROLLED_BACK if is_ahead else None
+    newest_decided = next_batch if is_decided else next_batch - 1
+    begun = newest_decided + 1
+    return Refusal.ROLLED_BACK if sink.marked > newest_decided or sink.staged > begun else None

@@ -74,10 +74,6 @@ T = TypeVar("T")
 Only = Collection[str] | None
 
 
-#: Asked where each source of the rows at hand ends, as Spark has it in its memory; None where that is not known.
-InHand = Callable[[], Sequence[str] | None]
-
-
 class Stage(Protocol):
     """Runs the batch's plan once and returns what its tasks staged, by sink."""
 
@@ -131,6 +127,9 @@ class Coordinator:
     clock: Callable[[], float] = time.monotonic
     #: What the sinks show of a batch that its decision does not name; see `restore.settle_plan`.
     strange_marks: StrangeMarks = lambda _batch, _journal: ""
+    #: The files of the plan as Spark has them in memory, path -> digest, where that is known: it read them once, when
+    #: the query began, and another start may have put them back since.
+    in_hand: Callable[[], Mapping[str, str]] = dict
     #: A store was away since the last tidying: it may hold what a lost try left.
     had_trouble: bool = False
 
@@ -168,13 +167,13 @@ class Coordinator:
 
     # Exactly once -----------------------------------------------------------------------------------------------------
 
-    def exactly_once(self, batch: int, stage: Stage, in_hand: InHand = lambda: None) -> Report:
+    def exactly_once(self, batch: int, stage: Stage) -> Report:
         """Run, decide and commit a batch; or commit forward one that is found decided."""
         failpoint("batch.began")
         work = self.open_work(batch)
         forwarded = work.state is not State.OPEN
         if forwarded:
-            self._require_decided_plan(work, in_hand)
+            self._require_decided_plan(work)
         else:
             work.plan = self._plans.read(batch)
         staged = self.drive(work, stage)
@@ -207,10 +206,10 @@ class Coordinator:
             )
         raise ProtocolError(f"{resolution} cannot come of a batch that Spark asks for")
 
-    def _require_decided_plan(self, work: _Work, in_hand: InHand) -> None:
+    def _require_decided_plan(self, work: _Work) -> None:
         """Spark has handed over the rows of a decided batch: they must be those that it was decided for."""
         told = settle_plan(
-            self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True, in_hand=in_hand()
+            self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True, in_hand=self.in_hand()
         )
         if told:
             raise restored(work.id, told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from semel.decisions.log import DecisionLog
@@ -25,6 +25,9 @@ from semel.runtime.plans import Plans, commits_of, offsets_in, offsets_of
 
 #: So many batches before the next one are compared as well: Spark reads the plans of the last two when it starts.
 LOOK_BACK_BATCHES = 2
+
+#: Of no file is known what Spark has in its memory.
+NOTHING_KNOWN: Mapping[str, str] = {}
 
 _LOG = logging.getLogger("semel")
 
@@ -78,17 +81,17 @@ def settle_plan(
     strange_marks: StrangeMarks,
     *,
     is_under_way: bool,
-    in_hand: Sequence[str] | None = None,
+    in_hand: Mapping[str, str] = NOTHING_KNOWN,
 ) -> list[str]:
     """Make the checkpoint say of one decided batch what was decided. Returns what was wrong.
 
-    `in_hand` are the offsets of the rows that Spark has handed over, where that is known.
+    `in_hand` are the digests of the files that Spark has in its memory, of those of which that is known.
     """
     plan = decided_plan(journal)
     is_over = batch < next_batch
     facts = _facts(plans, batch, plan, is_over=is_over)
-    if plan is not None and in_hand is not None:
-        facts = replace(facts, in_hand_differs=list(in_hand) != decided_offsets(plan, batch))
+    if plan is not None:
+        facts = replace(facts, in_hand_differs=any(in_hand.get(f.path, f.digest) != f.digest for f in plan.files))
     if facts.different and not facts.written_from_it:
         facts = replace(facts, written_from_it=strange_marks(batch, journal))
     # What is written for a batch that is over is for Spark's next look back, and changes no rows of the one under way.
@@ -137,9 +140,9 @@ def _put_back(plans: Plans, files: Iterable[PlannedFile]) -> list[str]:
 
 
 def restored(batch: int, files: Iterable[str]) -> PlanRestored:
-    return PlanRestored(
-        f"Batch {batch} is decided, and Spark had planned it over other rows. Put back as decided: {', '.join(files)}."
-    )
+    names = ", ".join(files)
+    put_back = f"Put back as decided: {names}" if names else "Another start has put back what was decided"
+    return PlanRestored(f"Batch {batch} is decided, and Spark had planned it over other rows. {put_back}.")
 
 
 def _refused(plans: Plans, batch: int, facts: PlanFacts) -> PlanChanged:
@@ -168,9 +171,3 @@ def _refused(plans: Plans, batch: int, facts: PlanFacts) -> PlanChanged:
 
 def _in_words(content: str) -> str:
     return " ".join(offsets_in(content.encode())) or content.strip()
-
-
-def decided_offsets(plan: Plan, batch: int) -> list[str] | None:
-    """Where each source ends in a batch as it was decided; None where the decision does not carry that."""
-    content = next((file.content for file in plan.files if file.path == offsets_of(batch)), None)
-    return None if content is None else offsets_in(content.encode())

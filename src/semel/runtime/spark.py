@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel import failpoints
@@ -184,21 +185,31 @@ class BatchFunction:
     def _work(self, df: DataFrame, batch_id: int) -> Report:
         query = RunningQuery(df)
         coordinator = self._coordinator_for(query, df, batch_id)
+        coordinator.in_hand = partial(self._in_hand, query, batch_id)
         progress = self._progress_of(query)
         progress.began(batch_id)
-        report = self._run(coordinator, query, df, batch_id)
+        report = self._run(coordinator, df, batch_id)
         if not report.staged and plan_must_run(query):
             df.write.format("noop").mode("append").save()
         coordinator.tidy(batch_id)
         progress.ended(batch_id)
         return replace(report, lag=progress.lag(batch_id), warning=progress.warning)
 
-    def _run(self, coordinator: Coordinator, query: RunningQuery, df: DataFrame, batch_id: int) -> Report:
+    def _in_hand(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
+        """Nothing while `offsets/N` says what Spark has in memory; otherwise what no decision was taken for."""
+        content = (self._checkpoint and self._checkpoint.offsets(batch_id)) or b""
+        planned, in_hand = content.decode(errors="replace").split("\n")[2:], query.offsets_in_hand()
+        # A form that we do not know has another number of lines, and says nothing.
+        if planned == in_hand or len(planned) != len(in_hand):
+            return {}
+        return {offsets_of(batch_id): f"in memory: {in_hand}"}
+
+    def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
         def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
             return stage_rows(df, self.sinks, attempt, self._limit, durable=coordinator.context.marked, only=only)
 
         if self.guarantee == "exactly-once":
-            return coordinator.exactly_once(batch_id, stage, query.offsets)
+            return coordinator.exactly_once(batch_id, stage)
         if self.guarantee == "at-least-once":
             return coordinator.at_least_once(batch_id, stage)
         return coordinator.at_most_once(batch_id, stage)
@@ -276,17 +287,6 @@ class RunningQuery:
     def checkpoint(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
 
-    def offsets(self) -> list[str] | None:
-        """Where each source of the batch at hand ends, in Spark's memory and words; None where this Spark hides it."""
-        from py4j.protocol import Py4JError
-
-        try:
-            reached, sources = self._execution.availableOffsets(), self._execution.sources()
-            found = [reached.get(sources.apply(index)) for index in range(sources.size())]
-            return [str(offset.get().json()) if offset.isDefined() else NO_OFFSET for offset in found]
-        except Py4JError:
-            return None
-
     @property
     def plan(self) -> Any:
         return self._execution.lastExecution().logical()
@@ -294,6 +294,12 @@ class RunningQuery:
     @property
     def analyzed(self) -> Any:
         return self._execution.analyzedPlan()
+
+    def offsets_in_hand(self) -> list[str]:
+        """Up to where the batch at hand goes, one line for each source, as Spark read or wrote it in `offsets/N`."""
+        progress, sources = self._execution.availableOffsets(), self._execution.sources()
+        found = [progress.get(sources.apply(index)) for index in range(sources.size())]
+        return [str(offset.get().json()) if offset.isDefined() else NO_OFFSET for offset in found]
 
     def refuse_what_breaks_the_guarantee(self, guarantee: Guarantee) -> None:
         if "Async" in self._execution.getClass().getSimpleName():

@@ -1,7 +1,7 @@
 """The real coordinator in a world that is made of one seed.
 
-`semel.runtime.batch`, `semel.runtime.startup`, `semel.runtime.mend` and the decision log run as they are. What they
-talk to is simulated: three kinds of stores, the records of the log, Spark's checkpoint, the tasks, the clock. Each call
+`semel.runtime.batch`, `startup`, `restore`, `plans`, `mend` and the decision log run as they are. What they talk to is
+simulated: three kinds of stores, the records of the log, Spark and its checkpoint, the tasks, the clock. Each call
 out of a driver goes over its line (`line.py`), and there the plan of the seed (`faults.py`) lets the driver die, loses
 the answer, delays the request, or stops the driver until another one has taken over.
 
@@ -12,7 +12,8 @@ the answer, delays the request, or stops the driver until another one has taken 
     participants.py  how a sink uses each of them, after the model of the real ones
     records.py       the store of the decision log
     source.py        the rows that go in
-    spark.py         the checkpoint, the tasks, and the loop that hands batches to the coordinator
+    checkpoint.py    the files of Spark: which are there, which are on disk, and copies of them
+    spark.py         the query, the tasks, and the loop that hands batches to the coordinator
     world.py         all of that for one seed
     trace.py         what happened, in words
     audit.py         what must be true after every effect, and at the end

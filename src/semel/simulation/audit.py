@@ -1,12 +1,12 @@
 """What must be true: after every effect that a reader can see, and at the end. Anomalies have names and evidence.
 
 early        something of a batch is visible that no decision names
-lost         a row of a finished batch is visible in no store
+lost         a row of a finished batch is visible in no store, or the checkpoint has passed it by
 duplicated   a row is visible more than once in a store
 torn         a store shows a part of a batch
 split        a store shows a batch, another one does not
 orphan       an open or prepared transaction, or something staged, is left
-journal      the records of the log contradict each other
+journal      the records of the log contradict each other, or the plans that Spark goes on from
 stuck        the pipeline does not come to its end though nothing disturbs it
 bug          the coordinator ended in a way that it never should
 """
@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from semel.decisions.log import DecisionLog
-from semel.protocol.events import Decided
+from semel.ids import Attempt
+from semel.protocol.events import Decided, Journal
 from semel.protocol.invariants import (
+    decision_carries_its_plan,
     decision_covers_every_sink,
     decision_names_one_attempt,
     decision_takes_the_next_slot,
@@ -29,13 +31,17 @@ from semel.protocol.invariants import (
     nothing_lost,
     nothing_torn,
 )
-from semel.protocol.recovery import effective_committables
+from semel.protocol.plans import digest_of
+from semel.protocol.recovery import decided_plan, effective_committables
 from semel.protocol.step import ProtocolError
-from semel.simulation.source import rows_of_tasks
+from semel.runtime.restore import LOOK_BACK_BATCHES
+from semel.simulation.checkpoint import OffsetsMissing
 
 if TYPE_CHECKING:
     from semel.simulation.world import World
 
+#: Rows from here up to there, the last one not included.
+Span = tuple[int, int]
 NAMES = ("early", "lost", "duplicated", "torn", "split", "orphan", "journal", "stuck", "bug")
 
 
@@ -55,6 +61,10 @@ class Witness:
     anomalies: list[Anomaly] = field(default_factory=list)
     #: batch -> the branches that a decision named.
     named: dict[int, set[str]] = field(default_factory=dict)
+    #: attempt -> the rows that its tasks were given: from, up to.
+    ran: dict[Attempt, Span] = field(default_factory=dict)
+    #: batch -> the rows that it was decided with.
+    spans: dict[int, Span] = field(default_factory=dict)
     looks: int = 0
 
     def report(self, name: str, evidence: str) -> None:
@@ -63,6 +73,8 @@ class Witness:
     def decided(self, record: Decided) -> None:
         branches = {name for c in record.committables for name in c.branches}
         self.named.setdefault(record.attempt.batch, set()).update(branches)
+        if not record.mends and record.attempt in self.ran:
+            self.spans.setdefault(record.attempt.batch, self.ran[record.attempt])
 
     def saw(self, store: str, batch: int, branches: Sequence[str]) -> None:
         """These branches are visible from this moment on."""
@@ -85,23 +97,34 @@ class Audit:
 def audit(world: World) -> Audit:
     """Compare what every store shows with what went in; report what differs to the witness."""
     report = world.witness.report
-    planned = {batch: _rows(world, batch) for batch in sorted(world.checkpoint.planned)}
-    expected = {batch: rows for batch, rows in planned.items() if batch < world.checkpoint.next_batch}
+    decided = {batch: list(range(*span)) for batch, span in sorted(world.witness.spans.items())}
+    expected = {batch: rows for batch, rows in decided.items() if batch < world.checkpoint.next_batch}
     for name, store in world.stores.items():
-        went_in: Counter[Hashable] = Counter(row for rows in planned.values() for row in rows)
+        went_in: Counter[Hashable] = Counter({row for rows in decided.values() for row in rows})
         shown: Counter[Hashable] = Counter(store.visible())
         for violation in nothing_duplicated(went_in, shown):
             report("duplicated", f"{name}: row {violation}")
         for orphan in store.orphans():
             report("orphan", f"{name}: {orphan}")
+    _audit_source(world, decided, expected)
     _audit_batches(world, expected)
-    _audit_journals(world, expected)
+    _audit_journals(world)
     rows = sum(len(rows) for rows in expected.values()) * len(world.stores)
     return Audit(rows, len(expected))
 
 
-def _rows(world: World, batch: int) -> list[int]:
-    return sorted(row for rows in rows_of_tasks(world.seed, batch) for row in rows)
+def _audit_source(world: World, decided: dict[int, list[int]], expected: dict[int, list[int]]) -> None:
+    """The checkpoint says up to which row the source was read: all of them must be in some batch that was decided."""
+    try:
+        end = world.checkpoint.end_of_all()
+    except OffsetsMissing as error:
+        world.witness.report("stuck", f"Spark cannot start any more: {error}")
+        return
+    begin = min((rows[0] for rows in decided.values() if rows), default=end)
+    forgotten = set(range(begin, end)) - {row for rows in expected.values() for row in rows}
+    if forgotten:
+        evidence = f"rows {sorted(forgotten)} are done as the checkpoint says, and no batch was decided with them"
+        world.witness.report("lost", evidence)
 
 
 def _audit_batches(world: World, expected: dict[int, list[int]]) -> None:
@@ -122,8 +145,9 @@ def _audit_batches(world: World, expected: dict[int, list[int]]) -> None:
             world.witness.report("lost", f"batch {batch}: {missing[0]} from every store")
 
 
-def _audit_journals(world: World, expected: dict[int, list[int]]) -> None:
+def _audit_journals(world: World) -> None:
     log = DecisionLog(world.records)
+    expected = range(world.checkpoint.next_batch)
     for batch in sorted({*log.batches(), *expected} - world.pruned):
         journal = log.journal(batch)
         violations: list[str] = []
@@ -138,5 +162,18 @@ def _audit_journals(world: World, expected: dict[int, list[int]]) -> None:
                 violations += decision_takes_the_next_slot(record, journal[:slot])
                 violations += decision_names_one_attempt(record)
                 violations += [] if record.mends else decision_covers_every_sink(record, world.stores)
+                violations += [] if record.mends else decision_carries_its_plan(record)
+        violations += _other_plan(world, journal) if batch in expected[-LOOK_BACK_BATCHES:] else []
         for violation in violations:
             world.witness.report("journal", f"batch {batch}: {violation}")
+
+
+def _other_plan(world: World, journal: Journal) -> list[str]:
+    """The offsets that Spark reads when it starts are those that their batches were decided with."""
+    plan = decided_plan(journal)
+    found = world.checkpoint.files
+    return [
+        f"{file.path} is not as it was decided"
+        for file in (plan.files if plan is not None else ())
+        if file.path.startswith("offsets/") and file.path in found and digest_of(found[file.path]) != file.digest
+    ]

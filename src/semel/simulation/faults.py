@@ -19,6 +19,8 @@ KINDS = {
     "task failed": "a task fails as often as Spark tries it",
     "zombie": "the driver stops in the middle of the call and goes on when others have taken over",
     "checkpoint lost": "the batch is committed and the driver dies before Spark has written commits/N",
+    "power": "the machine stops: every driver dies, and files of the checkpoint that nobody has synced are gone",
+    "old copy": "every driver dies, and an older copy of the checkpoint takes its place; the log stays as it is",
 }
 FAULTS_MIN, FAULTS_MAX = 5, 9
 SKIP_CALLS_MAX = 28
@@ -27,6 +29,8 @@ AWAY_CALLS_MAX = 9
 LOG_AWAY_CALLS_MAX = 3
 LATE_CALLS_MAX = 160
 ZOMBIE_CALLS_MAX = 240
+#: In changes of the checkpoint; a batch makes two.
+COPY_AGE_MAX = 12
 #: A fault that is meant for one kind of call waits so long for it, then takes what comes.
 AIM_CALLS_MAX = 60
 #: The calls that are worth aiming at: those that change something.
@@ -43,6 +47,8 @@ WEIGHTS = {
     "task failed": 1,
     "zombie": 4,
     "checkpoint lost": 1,
+    "power": 2,
+    "old copy": 2,
 }
 
 
@@ -55,7 +61,7 @@ class Fault:
     at: str = ""
     #: Whether the effect of the call comes first.
     after: bool = False
-    #: How many calls it lasts, where it lasts.
+    #: How many calls it lasts, where it lasts; how old the copy is.
     span: int = 0
 
 
@@ -113,6 +119,14 @@ _APPLIES_TO: dict[str, Callable[[Call], bool]] = {
 }
 
 
+_SPANS_MAX = {
+    "away": AWAY_CALLS_MAX,
+    "late effect": LATE_CALLS_MAX,
+    "zombie": ZOMBIE_CALLS_MAX,
+    "old copy": COPY_AGE_MAX,
+}
+
+
 def draw_plan(dice: random.Random, *, expires: bool) -> Plan:
     """Between FAULTS_MIN and FAULTS_MAX faults. Without a sink whose transactions expire none expires."""
     weights = {kind: weight for kind, weight in WEIGHTS.items() if expires or kind != "expiry"}
@@ -124,7 +138,7 @@ def _draw(dice: random.Random, kind: str) -> Fault:
     # Troubles that follow each other closely are the ones that nobody thought of.
     skip = dice.choice((dice.randint(0, 4), dice.randint(0, SKIP_CALLS_MAX)))
     at = "" if kind in ("task retried", "task failed", "checkpoint lost") else dice.choice(AIMS)
-    span_max = {"away": AWAY_CALLS_MAX, "late effect": LATE_CALLS_MAX, "zombie": ZOMBIE_CALLS_MAX}.get(kind, 1)
+    span_max = _SPANS_MAX.get(kind, 1)
     # Half of those who sleep or are late meet the next driver while it starts, the others when it has gone on.
     span = dice.randint(1, dice.choice((max(span_max // 4, 1), span_max)))
     return Fault(kind, skip, at, dice.random() < 0.5, span)

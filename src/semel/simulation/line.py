@@ -82,6 +82,11 @@ class Line:
         if fault.kind == "expiry":
             self.world.let_transactions_expire()
             return effect()
+        if fault.kind in ("power", "old copy"):
+            if fault.after:
+                with suppress(Exception):
+                    effect()
+            self._stop_the_machine(fault)
         if fault.kind in ("task retried", "task failed"):
             if fault.after:
                 effect()
@@ -93,6 +98,14 @@ class Line:
             self.die()
         self.world.tell(self.driver, call.place, call.verb, what, ": no answer")
         raise unanswered(call)
+
+    def _stop_the_machine(self, fault: Fault) -> NoReturn:
+        if fault.kind == "power":
+            self.world.lose_power()
+        else:
+            self.world.put_older_copy(fault.span)
+        self.world.kill_all()
+        raise DriverDied
 
     def _disturb(self, fault: Fault, call: Call, effect: Callable[[], object], what: object) -> None:
         """What happens at the other end of the line; the driver will not be told."""

@@ -5,14 +5,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from semel.errors import BatchFailed
-from semel.ids import Attempt, Branch, parse_branch
+from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
 from semel.simulation.line import Line
 from semel.simulation.stores import FilesStore, LedgerStore, Move, PreparedStore, SimulatedStore, StagedGone
-from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.base import (
+    Capabilities,
+    Context,
+    Evidence,
+    Mark,
+    Participant,
+    Remains,
+    Sink,
+    StagedPart,
+    Writer,
+    committable_for,
+)
 
 S = TypeVar("S", bound=SimulatedStore)
 T = TypeVar("T")
@@ -225,6 +237,14 @@ class SimulatedSink(Sink):
 
     def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
         raise NotImplementedError("simulated tasks stage for themselves")
+
+    def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:  # noqa: ARG002 - there is one pipeline
+        shown = {
+            batch: self.line.ask(self.store.name, "evidence", partial(self.store.shown, batch), batch, changes=False)
+            for batch in batches
+        }
+        attempts = [(batch, name, branch_of(name).attempt) for batch, names in shown.items() for name in names]
+        return Evidence(tuple(Mark(batch, name, a.attempt, a.incarnation, 0) for batch, name, a in attempts))
 
     def participant(self, context: Context) -> Participant:
         return _PARTICIPANTS[type(self.store)](self.store, self.line, context)

@@ -60,6 +60,7 @@ def simulate(seed: int) -> Run:
     world.counts["drivers"] = world.scheduler.started
     world.counts.update({f"worlds with {name}": 1 for name in world.stores})
     world.counts["worlds that forget soon"] += world.forgets_soon
+    world.counts["worlds with a drop-in"] += world.drops_in
     return Run(
         seed, tuple(world.witness.anomalies), tuple(world.trace), world.plan.happened, world.endings, world.counts
     )

@@ -26,6 +26,10 @@ class Driver:
         self.dead = False
         self.ended = False
         self.zombie = False
+        #: What it ended with, if that was an error.
+        self.error: Exception | None = None
+        #: Nobody else was there since it was launched.
+        self.alone = False
         self.wake_at_call = 0
         self.baton = threading.Lock()
         self.baton.acquire()
@@ -48,6 +52,9 @@ class Scheduler:
     def launch(self, body: Callable[[Driver], None]) -> Driver:
         self.started += 1
         driver = Driver(self.started, body)
+        driver.alone = not self.live
+        for other in self.live:
+            other.alone = False
         self.live.append(driver)
         _THREADS.submit(self._live, driver)
         return driver

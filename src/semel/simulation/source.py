@@ -1,4 +1,4 @@
-"""The rows that go in: the same whenever a batch runs, as a source with offsets gives them."""
+"""The rows that go in: a growing sequence of row numbers. Which rows a batch has, its plan says."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from functools import lru_cache
 
 from semel.simulation.stores import Rows
 
+#: At so many rows, or fewer, the source begins: rows before it are not asked for.
+BEGINS_AT_MAX = 3
+ROWS_MAX = 5
+EMPTY_CHANCE = 0.08
 
-@lru_cache(maxsize=64)
-def rows_of_tasks(seed: int, batch: int) -> tuple[Rows, ...]:
-    """What each task of a batch brings. It is the same whenever the batch runs; some have no rows at all."""
-    dice = random.Random(f"rows of batch {batch} of {seed}")  # noqa: S311 - a game, not a secret
+
+def draw_rows(dice: random.Random) -> int:
+    """How many rows have come since the last batch; sometimes none."""
+    return 0 if dice.random() < EMPTY_CHANCE else dice.randint(1, ROWS_MAX)
+
+
+@lru_cache(maxsize=256)
+def rows_of_tasks(seed: int, start: int, end: int) -> tuple[Rows, ...]:
+    """What each task of a batch over these rows brings: always the same. Some tasks have no rows at all."""
+    dice = random.Random(f"rows {start} to {end} of {seed}")  # noqa: S311 - a game, not a secret
     tasks = dice.randint(1, 3)
-    rows = 0 if dice.random() < 0.08 else dice.randint(1, 5)
-    owners = [dice.randrange(tasks) for _ in range(rows)]
-    return tuple(tuple(batch * 100 + k for k, owner in enumerate(owners) if owner == task) for task in range(tasks))
+    owners = [dice.randrange(tasks) for _ in range(start, end)]
+    return tuple(tuple(start + k for k, owner in enumerate(owners) if owner == task) for task in range(tasks))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
 from semel.decisions.log import DecisionLog, Identity
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, PipelineId
-from semel.protocol.plans import Plan, PlannedFile, digest_of
-from semel.runtime.batch import Limits, Only, Stage
+from semel.protocol.plans import digest_of
+from semel.runtime.batch import Coordinator, Limits, Only
+from semel.runtime.plans import commits_of, offsets_of
 from semel.runtime.startup import start_exactly_once
+from semel.simulation.checkpoint import BEGINNING, Planned, plans_of
 from semel.simulation.line import CHECKPOINT, Line, TaskFailed
 from semel.simulation.participants import SimulatedSink
 from semel.simulation.records import SimulatedRecords
-from semel.simulation.source import rows_of_tasks
+from semel.simulation.source import BEGINS_AT_MAX, draw_rows, rows_of_tasks
 from semel.simulation.stores import Rows
 from semel.sinks.base import StagedPart
 
@@ -30,114 +32,101 @@ TASK_TRIES = 2
 LIMITS = Limits(stage_patience_s=2.0, stage_pause_s=0.5, stage_pause_s_max=1.0, commit_tries=4, mends=2)
 
 
-class ConcurrentQueries(Exception):
-    """Spark itself found that another query writes the checkpoint ("Multiple streaming jobs detected")."""
+class Query:
+    """What Spark has in memory of one query: the batch at hand. A replay has the rows that its plan says."""
 
-
-@dataclass
-class Checkpoint:
-    """`offsets/N` is planned, `commits/N` is done. Neither is ever written twice."""
-
-    planned: set[int] = field(default_factory=set)
-    done: set[int] = field(default_factory=set)
-
-    @property
-    def next_batch(self) -> int:
-        return max(self.done, default=-1) + 1
-
-    def plan(self, batch: int, *, is_first: bool) -> None:
-        if batch in self.planned and not is_first:
-            raise ConcurrentQueries(f"offsets/{batch}")
-        self.planned.add(batch)
-
-    def finish(self, batch: int) -> None:
-        if batch in self.done:
-            raise ConcurrentQueries(f"commits/{batch}")
-        self.done.add(batch)
-
-
-class SimulatedPlans:
-    """The checkpoint as the coordinator of one driver sees it."""
-
-    def __init__(self, checkpoint: Checkpoint, line: Line) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, world: World, line: Line) -> None:
+        self.world = world
         self.line = line
+        self.at_hand = Planned(0, 0, None, 0)
+        self.began = b""
+        self._tries = count()
 
-    def clean(self) -> None:
-        """Nothing is left behind here."""
+    def open(self) -> None:
+        """Spark starts: it reads where to go on. A source that knows of no beginning looks for one."""
+        checkpoint, dice = self.world.checkpoint, self.world.dice
+        if BEGINNING not in checkpoint.files:
+            self._create("begin", BEGINNING, f'v1\n{{"rows":{dice.randint(0, BEGINS_AT_MAX)}}}'.encode())
+        self.at_hand, self.began = self.line.ask(
+            CHECKPOINT, "read plans", lambda: (checkpoint.at_hand(), checkpoint.files[BEGINNING]), changes=False
+        )
 
-    def next_batch(self) -> int:
-        return self.line.ask(CHECKPOINT, "next batch", lambda: self.checkpoint.next_batch, changes=False)
+    def in_hand(self) -> Mapping[str, str]:
+        """The files of the plan as this query read or wrote them."""
+        contents = {BEGINNING: self.began, offsets_of(self.at_hand.batch): self.at_hand.content}
+        return {path: digest_of(content) for path, content in contents.items()}
 
-    def has_planned(self, batch: int) -> bool:
-        return self.line.ask(CHECKPOINT, "has planned", lambda: batch in self.checkpoint.planned, batch, changes=False)
+    def plan(self) -> int:
+        """Plan the batch at hand, unless it is planned already. Returns its number."""
+        if self.at_hand.end is None:
+            self.at_hand = replace(self.at_hand, end=self.at_hand.start + draw_rows(self.world.dice))
+            self._create("plan", offsets_of(self.at_hand.batch), self.at_hand.content)
+        return self.at_hand.batch
 
-    def read(self, batch: int) -> Plan:
-        content = str(batch)
-        return Plan((PlannedFile(f"offsets/{batch}", digest_of(content.encode()), content),))
+    def finish(self, *, staged: bool) -> None:
+        """The batch is done. Only who has seen its rows knows how far the watermark goes."""
+        done = self.at_hand
+        end = done.start if done.end is None else done.end
+        watermark = end if staged else done.watermark
+        content = f'v1\n{{"nextBatchWatermarkMs":{watermark}}}'.encode()
+        self._create("checkpoint", commits_of(done.batch), content)
+        self.at_hand = Planned(done.batch + 1, end, None, watermark)
 
-    def text(self, path: str) -> bytes | None:
-        batch = int(path.rpartition("/")[2])
-        return str(batch).encode() if batch in self.checkpoint.planned else None
+    def _create(self, verb: str, path: str, content: bytes) -> None:
+        self.line.ask(CHECKPOINT, verb, lambda: self.world.checkpoint.create(path, content), path)
 
-    def put_back(self, file: PlannedFile) -> None:
-        self.checkpoint.planned.add(int(file.path.rpartition("/")[2]))
-
-    def make_durable(self, batch: int) -> None:
-        """Nothing is forgotten here yet."""
-
-
-def run_query(world: World, line: Line) -> None:
-    """One life of the query: start, then one batch after the other until there is nothing left to do."""
-    checkpoint = world.checkpoint
-    sinks = [SimulatedSink(store, line, name=store.name) for store in world.stores.values()]
-    log = DecisionLog(SimulatedRecords(world.records, line, world.recorded, world.deleted))
-    plans = SimulatedPlans(checkpoint, line)
-    coordinator = start_exactly_once(
-        log, plans, sinks, Identity(PIPELINE, "simulated"), default_name="simulated", limits=LIMITS
-    )
-    world.counts["starts"] += 1
-    world.counts["recoveries"] += coordinator.context.incarnation > 1
-    try:
-        first = line.ask(CHECKPOINT, "next batch", lambda: checkpoint.next_batch, changes=False)
-        stage = _stage(world, line)
-        batch = first
-        while not world.is_done(batch):
-            line.ask(CHECKPOINT, "plan", _planning(checkpoint, batch, is_first=batch == first), batch)
-            report = coordinator.exactly_once(batch, stage)
-            world.endings[report.how] += 1
-            world.tell(line.driver, f"batch {batch} {report.how}")
-            coordinator.tidy(batch)
-            line.ask(CHECKPOINT, "checkpoint", _finishing(checkpoint, batch), batch)
-            batch += 1
-    finally:
-        coordinator.close()
-
-
-def _planning(checkpoint: Checkpoint, batch: int, *, is_first: bool) -> Callable[[], None]:
-    return lambda: checkpoint.plan(batch, is_first=is_first)
-
-
-def _finishing(checkpoint: Checkpoint, batch: int) -> Callable[[], None]:
-    return lambda: checkpoint.finish(batch)
-
-
-def _stage(world: World, line: Line) -> Stage:
-    """The tasks of one driver. Like Spark's task attempt ids, the numbers of their tries never come again."""
-    retries = count()
-
-    def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
-        content = list(rows_of_tasks(world.seed, attempt.batch))
+    def stage(self, attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+        """Run the tasks. Like Spark's task attempt ids, the numbers of their tries never come again."""
+        world, span = self.world, (self.at_hand.start, self.at_hand.end or 0)
+        world.witness.ran[attempt] = span
+        content = list(rows_of_tasks(world.seed, *span))
         # Spark may number the tasks otherwise when it runs a batch again (SPARK-28650).
         world.dice.shuffle(content)
         names = [name for name in world.stores if only is None or name in only]
         parts: dict[str, list[StagedPart]] = {name: [] for name in names}
         for task, rows in enumerate(content):
-            for part in _run_task(world, line, attempt, task, rows, names, retries):
+            for part in _run_task(world, self.line, attempt, task, rows, names, self._tries):
                 parts[part.branch.sink].append(part)
         return parts
 
-    return stage
+
+def run_query(world: World, line: Line) -> None:
+    """One life of the query: start, then one batch after the other until there is nothing left to do.
+
+    `semel.write` settles everything before Spark starts. As a drop-in, semel hears of the query in its first batch.
+    """
+    query = Query(world, line)
+    coordinator = None if world.drops_in else _start(world, line, query)
+    try:
+        query.open()
+        while not world.is_done(query.at_hand.batch):
+            batch = query.plan()
+            if coordinator is None:
+                coordinator = _start(world, line, query, under_way=batch)
+            report = coordinator.exactly_once(batch, query.stage)
+            world.endings[report.how] += 1
+            world.tell(line.driver, f"batch {batch} {report.how}")
+            coordinator.tidy(batch)
+            query.finish(staged=report.staged)
+    finally:
+        if coordinator is not None:
+            coordinator.close()
+
+
+def _start(world: World, line: Line, query: Query, under_way: int | None = None) -> Coordinator:
+    coordinator = start_exactly_once(
+        DecisionLog(SimulatedRecords(world.records, line, world.recorded, world.deleted)),
+        plans_of(world.checkpoint, line, world.put_back),
+        [SimulatedSink(store, line, name=store.name) for store in world.stores.values()],
+        Identity(PIPELINE, "simulated"),
+        default_name="simulated",
+        limits=LIMITS,
+        under_way=under_way,
+    )
+    coordinator.in_hand = query.in_hand
+    world.counts["starts"] += 1
+    world.counts["recoveries"] += coordinator.context.incarnation > 1
+    return coordinator
 
 
 def _run_task(

@@ -68,6 +68,10 @@ class SimulatedStore(ABC):
     def newest_batch(self) -> int | None:
         """The newest marker."""
 
+    @abstractmethod
+    def shown(self, batch: int) -> list[str]:
+        """The branches of which a batch is visible."""
+
 
 @dataclass
 class PreparedStore(SimulatedStore):
@@ -110,6 +114,9 @@ class PreparedStore(SimulatedStore):
     def newest_batch(self) -> int | None:
         return max(self.marks, default=None)
 
+    def shown(self, batch: int) -> list[str]:
+        return [name for name in self.marks.get(batch, ()) if name]
+
 
 @dataclass
 class Move:
@@ -125,6 +132,7 @@ class Move:
 @dataclass
 class LedgerStore(SimulatedStore):
     ledger: dict[int, Rows] = field(default_factory=dict)
+    moved: dict[int, tuple[Branch, ...]] = field(default_factory=dict)
     open: list[Move] = field(default_factory=list)
 
     def fence(self, incarnation: int) -> None:
@@ -174,6 +182,9 @@ class LedgerStore(SimulatedStore):
     def newest_batch(self) -> int | None:
         return max(self.ledger, default=None)
 
+    def shown(self, batch: int) -> list[str]:
+        return [str(branch) for branch in self.moved.get(batch, ())]
+
     def _rows(self, branches: Sequence[Branch]) -> Rows:
         if any(branch not in self.staged for branch in branches):
             raise StagedGone(self.name)
@@ -186,6 +197,7 @@ class LedgerStore(SimulatedStore):
 
     def _apply(self, batch: int, branches: Sequence[Branch], rows: Rows) -> None:
         self.ledger[batch] = self.ledger.get(batch, ()) + rows
+        self.moved[batch] = (*self.moved.get(batch, ()), *branches)
         self.watch(self.name, batch, [str(branch) for branch in branches])
 
 
@@ -234,3 +246,6 @@ class FilesStore(SimulatedStore):
 
     def newest_batch(self) -> int | None:
         return max(self.manifests, default=None)
+
+    def shown(self, batch: int) -> list[str]:
+        return [str(branch) for branch in self.manifests.get(batch, ())]

@@ -15,15 +15,26 @@ from semel.decisions import log as log_module
 from semel.decisions.base import StoreUnanswered
 from semel.decisions.memory import MemoryStore
 from semel.decisions.records import parse_journal_entry
-from semel.errors import BatchFailed, CheckpointRolledBack, CommitStalled, DecisionUnknown, Fenced, SinkUnavailable
+from semel.errors import (
+    BatchFailed,
+    CheckpointRolledBack,
+    CommitStalled,
+    DecisionUnknown,
+    Fenced,
+    PlanChanged,
+    PlanRestored,
+    SinkUnavailable,
+)
 from semel.protocol.events import Decided
 from semel.runtime import batch as batch_module
 from semel.runtime import startup as startup_module
+from semel.runtime.plans import commits_of, offsets_of
 from semel.simulation.audit import Anomaly, Witness
+from semel.simulation.checkpoint import Checkpoint, ConcurrentQueries
 from semel.simulation.faults import draw_plan
-from semel.simulation.line import Late, Line, TaskFailed
+from semel.simulation.line import CHECKPOINT, Late, Line, TaskFailed
 from semel.simulation.scheduler import DRIVERS_MAX, Driver, DriverDied, Scheduler
-from semel.simulation.spark import Checkpoint, ConcurrentQueries, run_query
+from semel.simulation.spark import run_query
 from semel.simulation.stores import FilesStore, LedgerStore, PreparedStore, SimulatedStore
 from semel.simulation.trace import Event
 from semel.sinks.base import Context
@@ -35,9 +46,12 @@ CALLS_MAX = 20_000
 EXPIRES_AFTER_S = 60.0
 #: How a driver may end. Anything else is a bug of the code under test, or of the simulation.
 ENDINGS = (
-    *(Fenced, CommitStalled, DecisionUnknown, BatchFailed, SinkUnavailable, CheckpointRolledBack),
+    *(Fenced, CommitStalled, DecisionUnknown, BatchFailed, SinkUnavailable),
+    *(CheckpointRolledBack, PlanChanged, PlanRestored),
     *(StoreUnanswered, OSError, ConcurrentQueries),
 )
+#: How many drivers may be needed after the last fault: one that puts a plan back, one after a repair, one that works.
+LAST_DRIVERS_MAX = 4
 #: Why a batch may fail, or a commit stall.
 CAUSES = (*ENDINGS, TaskFailed, type(None))
 
@@ -53,6 +67,8 @@ class World:
         self.batches_min = self.dice.randint(BATCHES_MIN, BATCHES_MAX)
         #: In some worlds journals and claims are forgotten as soon as they may be.
         self.forgets_soon = self.dice.random() < 0.5
+        #: In some worlds semel is a function in a foreachBatch: it hears of a query in its first batch only.
+        self.drops_in = self.dice.random() < 0.3
         self.records = MemoryStore()
         #: Batches whose journals were forgotten. What lies there now was recorded later; nobody acts on it.
         self.pruned: set[int] = set()
@@ -87,7 +103,7 @@ class World:
         return self.witness.anomalies
 
     def has_work(self) -> bool:
-        return not self.is_done(self.checkpoint.next_batch)
+        return not self.is_done(self.checkpoint.at_hand_batch)
 
     def is_done(self, batch: int) -> bool:
         """Rows keep coming until all faults have happened."""
@@ -109,10 +125,13 @@ class World:
 
     def _finish(self) -> None:
         """The last driver has one batch more than was asked for, so that it must do some work."""
-        self.batches_min = self.checkpoint.next_batch + 1
-        last = self.scheduler.launch(self._live)
-        while not last.ended:
-            self.scheduler.resume(last)
+        self.batches_min = max(self.checkpoint.next_batch, *self.witness.spans, 0) + 2
+        for _ in range(LAST_DRIVERS_MAX):
+            last = self.scheduler.launch(self._live)
+            while not last.ended:
+                self.scheduler.resume(last)
+            if not isinstance(last.error, PlanRestored | PlanChanged | CheckpointRolledBack):
+                break
         if self.has_work():
             self.witness.report("stuck", f"the last driver stopped before batch {self.checkpoint.next_batch} was done")
 
@@ -124,12 +143,27 @@ class World:
         except DriverDied:
             ending = "died"
         except Exception as error:  # noqa: BLE001 - what is not expected is an anomaly
-            ending = type(error).__name__
+            ending, driver.error = type(error).__name__, error
+            if isinstance(error, CheckpointRolledBack | PlanChanged):
+                self._explain(driver, error)
             if not isinstance(error, ENDINGS) or not isinstance(error.__cause__, CAUSES):
                 self.witness.report("bug", f"{driver} ended with {error!r} because of {error.__cause__!r}")
             self.tell(driver, f"{ending}: {str(error).splitlines()[0]}")
         self.endings[ending] += 1
         self.tell(driver, f"ended: {ending}")
+
+    def _explain(self, driver: Driver, error: CheckpointRolledBack | PlanChanged) -> None:
+        """A copy may be refused, and then a person restores the newest checkpoint: when it is older than the log, or
+        when Spark planned anew what the copy says is done. Or it looked old because somebody else went on meanwhile.
+        """
+        is_older = isinstance(error, CheckpointRolledBack)
+        if self.checkpoint.is_older_than_newest if is_older else self.checkpoint.is_torn:
+            self.tell(None, "somebody restores the newest checkpoint")
+            self.counts["refused copies"] += 1
+            self.checkpoint.put_newest_copy()
+            self.kill_all()
+        elif not is_older or (driver.alone and not self.late):
+            self.witness.report("bug", f"{driver} refused the checkpoint: {error}")
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -153,6 +187,25 @@ class World:
         if self.dice.random() < 0.5:
             for store in self.stores.values():
                 store.bury(driver.number)
+
+    def lose_power(self) -> None:
+        gone = self.checkpoint.forget_unsynced(self.dice)
+        self.counts["forgotten files"] += len(gone)
+        self.tell(None, "gone:", *gone)
+
+    def put_older_copy(self, age: int) -> None:
+        before = set(self.checkpoint.files)
+        self.checkpoint.put_older_copy(self.dice, age)
+        gone = before - set(self.checkpoint.files)
+        self.counts["decided plans in no copy"] += sum(offsets_of(batch) in gone for batch in self.witness.spans)
+        self.tell(None, "gone:", *sorted(gone))
+
+    def kill_all(self) -> None:
+        """The machine stops, and what it was about to write there comes to nothing."""
+        self.late = [late for late in self.late if late.call.place != CHECKPOINT]
+        for driver in self.scheduler.live:
+            driver.dead, driver.wake_at_call = True, 0
+            self.bury(driver)
 
     def restart(self, place: str) -> None:
         self.stores[place].restart()
@@ -178,7 +231,11 @@ class World:
             self.witness.decided(record)
             self.counts["mends"] += record.mends
             # Who slept until the journal was forgotten finds its slot empty.
-            self.counts["stale decisions"] += record.attempt.batch in self.checkpoint.done
+            self.counts["stale decisions"] += commits_of(record.attempt.batch) in self.checkpoint.files
+
+    def put_back(self, path: str) -> None:
+        """A file of a decided plan is there again."""
+        self.counts[f"{path.partition('/')[0]} put back"] += 1
 
     def deleted(self, path: str) -> None:
         """A record of the log is gone from this moment on."""

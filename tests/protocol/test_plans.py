@@ -1,0 +1,167 @@
+"""What follows when the checkpoint says something else of a decided batch than the decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.ids import Attempt, Incarnation, PipelineId
+from semel.protocol.events import Aborted, Committable, Decided
+from semel.protocol.invariants import decision_carries_its_plan
+from semel.protocol.plans import (
+    Plan,
+    PlanAction,
+    PlanFacts,
+    PlannedFile,
+    compare,
+    digest_of,
+    resolve_plan,
+    undecided_gap,
+)
+from semel.protocol.recovery import decided_plan
+
+
+def planned(path: str, content: str, *, carried: bool = True) -> PlannedFile:
+    return PlannedFile(path, digest_of(content.encode()), content if carried else None)
+
+
+PLAN = Plan((planned("sources/0/7", "files"), planned("offsets/7", "to 70")), (planned("commits/6", "done"),))
+LARGE = Plan((planned("sources/0/7", "many files", carried=False), planned("offsets/7", "to 70")))
+AS_DECIDED = {file.path: file.digest for file in (*PLAN.files, *PLAN.before)}
+
+
+# What is compared -----------------------------------------------------------------------------------------------------
+
+
+def test_what_says_the_same_is_neither_missing_nor_different() -> None:
+    assert compare(PLAN, AS_DECIDED) == ([], [])
+    assert compare(PLAN, {**AS_DECIDED, "offsets/8": "sha256:somebody else's"}) == ([], [])
+
+
+@pytest.mark.parametrize("found", [{}, dict.fromkeys(AS_DECIDED)])
+def test_what_is_not_there_is_missing(found: dict[str, None]) -> None:
+    assert compare(PLAN, found) == (["sources/0/7", "offsets/7", "commits/6"], [])
+
+
+def test_what_says_something_else_is_different() -> None:
+    found = {**AS_DECIDED, "offsets/7": digest_of(b"to 90"), "commits/6": None}
+    assert compare(PLAN, found) == (["commits/6"], ["offsets/7"])
+
+
+def test_the_digest_of_a_plan_is_that_of_its_rows() -> None:
+    assert Plan(PLAN.files).digest == PLAN.digest  # what was done before changes no row
+    assert LARGE.digest == Plan((planned("sources/0/7", "many files"), planned("offsets/7", "to 70"))).digest
+    others = [Plan((planned("offsets/7", "to 70"),)), Plan((PLAN.files[0], planned("offsets/7", "to 90")))]
+    others.append(Plan((planned("sources/1/7", "files"), PLAN.files[1])))
+    assert len({plan.digest for plan in (PLAN, *others)}) == 4
+    assert digest_of(b"to 70").startswith("sha256:")
+
+
+def test_a_plan_is_whole_when_all_of_it_is_carried() -> None:
+    assert PLAN.whole
+    assert not LARGE.whole
+    assert not Plan(PLAN.files, (planned("commits/6", "done", carried=False),)).whole
+
+
+# What follows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", [PLAN, LARGE, None])
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_plan_that_is_as_decided_is_gone_on_with(plan: Plan | None, under_way: bool) -> None:
+    assert resolve_plan(PlanFacts(plan, written_from_it="offsets/8 is there", under_way=under_way)) is PlanAction.GO_ON
+
+
+def test_what_is_missing_is_restored_before_spark_plans() -> None:
+    assert resolve_plan(PlanFacts(PLAN, missing=["offsets/7", "commits/6"])) is PlanAction.RESTORE
+
+
+@pytest.mark.parametrize("missing", [[], ["commits/6"]])
+def test_another_plan_that_nobody_has_used_is_put_back(missing: list[str]) -> None:
+    assert resolve_plan(PlanFacts(PLAN, missing, different=["offsets/7"])) is PlanAction.PUT_BACK
+
+
+@pytest.mark.parametrize("facts", [PlanFacts(PLAN, ["offsets/7"]), PlanFacts(PLAN, [], ["offsets/7"])])
+def test_when_spark_has_handed_over_the_rows_it_must_start_again(facts: PlanFacts) -> None:
+    assert resolve_plan(replace(facts, under_way=True)) is PlanAction.RESTART
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param((None, ["offsets/7"], []), id="the decision recorded no plan"),
+        pytest.param((LARGE, ["sources/0/7"], []), id="what is missing was not carried"),
+        pytest.param((LARGE, ["offsets/7"], ["sources/0/7"]), id="what is different was not carried"),
+    ],
+)
+def test_what_cannot_be_restored_is_refused(facts: tuple[Plan | None, list[str], list[str]], under_way: bool) -> None:
+    assert resolve_plan(PlanFacts(*facts, under_way=under_way)) is PlanAction.REFUSE
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_another_plan_that_somebody_has_gone_on_from_is_refused(under_way: bool) -> None:
+    facts = PlanFacts(PLAN, different=["offsets/7"], written_from_it="commits/7 is there", under_way=under_way)
+    assert resolve_plan(facts) is PlanAction.REFUSE
+
+
+def test_what_was_not_carried_does_not_matter_while_it_is_there() -> None:
+    assert resolve_plan(PlanFacts(LARGE, missing=["offsets/7"])) is PlanAction.RESTORE
+
+
+# Gaps -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("next_batch", "decided", "gap"),
+    [
+        (5, [], None),
+        (5, [4], None),
+        (5, [5], None),
+        (5, [5, 6, 7], None),
+        (0, [0], None),
+        (5, [6], 5),
+        (5, [5, 7], 6),
+        (0, [9], 0),
+        (5, [3, 4], None),
+    ],
+)
+def test_a_batch_that_is_neither_done_nor_decided_before_the_newest_decision_is_a_gap(
+    next_batch: int, decided: list[int], gap: int | None
+) -> None:
+    assert undecided_gap(next_batch, decided) == gap
+
+
+@given(st.integers(0, 20), st.sets(st.integers(0, 20)))
+def test_a_gap_is_found_exactly_when_something_between_is_in_neither(next_batch: int, decided: set[int]) -> None:
+    between = set(range(next_batch, max(decided, default=-1)))
+    assert undecided_gap(next_batch, decided) == min(between - decided, default=None)
+
+
+# In a journal ---------------------------------------------------------------------------------------------------------
+
+
+def attempt(slot: int) -> Attempt:
+    return Attempt(PipelineId("00000000-0000-0000-0000-000000000001"), 7, slot, Incarnation(1))
+
+
+def test_the_plan_of_a_batch_is_that_of_its_decision_and_not_of_a_mend() -> None:
+    journal = (Aborted(attempt(0)), Decided(attempt(1), (), plan=PLAN), Decided(attempt(2), (), mends=True))
+    assert decided_plan(journal) == PLAN
+    assert decided_plan(journal[:1]) is None
+    assert decided_plan((Decided(attempt(0), ()),)) is None
+
+
+def test_a_decision_carries_the_plan_that_its_sinks_prepared_for() -> None:
+    ours, anothers = (
+        Committable(name, name, attempt(0), 1, plan=digest)
+        for name, digest in (("a", PLAN.digest), ("b", LARGE.digest))
+    )
+    assert decision_carries_its_plan(Decided(attempt(0), (ours,), plan=PLAN)) == []
+    assert decision_carries_its_plan(Decided(attempt(0), (ours, anothers), plan=PLAN)) == [
+        "b was prepared for another plan"
+    ]
+    assert decision_carries_its_plan(Decided(attempt(0), (ours,))) != []

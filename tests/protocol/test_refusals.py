@@ -1,0 +1,65 @@
+"""Why a start is refused, and when it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.ids import PipelineId
+from semel.protocol.refusals import Holder, Refusal, SinkFacts, refuse_holder, refuse_replaced, refuse_rolled_back
+
+OURS = PipelineId("00000000-0000-0000-0000-000000000001")
+ANOTHER = PipelineId("00000000-0000-0000-0000-000000000002")
+
+
+@pytest.mark.parametrize(
+    ("found", "ours", "refusal"),
+    [
+        (Holder(OURS, "orders"), Holder(OURS, "orders"), None),
+        (Holder(OURS), Holder(OURS, "orders"), None),
+        (Holder(OURS, "orders"), Holder(OURS), None),
+        (Holder(OURS, "orders"), Holder(OURS, "bills"), Refusal.ANOTHER_NAME),
+        (Holder(ANOTHER), Holder(OURS), Refusal.ANOTHERS_CHECKPOINT),
+        (Holder(ANOTHER, "orders"), Holder(OURS, "orders"), Refusal.ANOTHERS_CHECKPOINT),
+        (Holder(ANOTHER, "orders"), Holder(OURS, "bills"), Refusal.ANOTHERS_CHECKPOINT),
+    ],
+)
+def test_a_checkpoint_is_used_by_the_query_and_under_the_name_that_it_belongs_to(
+    found: Holder, ours: Holder, refusal: Refusal | None
+) -> None:
+    assert refuse_holder(found, ours) is refusal
+
+
+@pytest.mark.parametrize(
+    ("sink", "refusal"),
+    [
+        (SinkFacts(), None),
+        (SinkFacts(marked=3), None),
+        (SinkFacts(namesakes=(ANOTHER,)), Refusal.REPLACED),
+        (SinkFacts(staged=2, namesakes=(ANOTHER,)), Refusal.REPLACED),
+        # It wrote there after the other one, which somebody has allowed: that is not a fresh checkpoint.
+        (SinkFacts(marked=0, namesakes=(ANOTHER,)), None),
+    ],
+)
+def test_a_fresh_checkpoint_is_refused_where_a_namesake_has_written(sink: SinkFacts, refusal: Refusal | None) -> None:
+    assert refuse_replaced(sink) is refusal
+
+
+@pytest.mark.parametrize(
+    ("marked", "staged", "is_decided", "refusal"),
+    [
+        (-1, -1, False, None),
+        (4, 4, False, None),
+        (4, 5, False, None),
+        (5, -1, False, Refusal.ROLLED_BACK),
+        (4, 6, False, Refusal.ROLLED_BACK),
+        (5, 5, True, None),
+        (6, -1, True, Refusal.ROLLED_BACK),
+        # Spark had begun batch 6, and commits/5 was lost with the power.
+        (5, 6, True, None),
+        (5, 7, True, Refusal.ROLLED_BACK),
+    ],
+)
+def test_a_checkpoint_at_batch_5_is_refused_when_a_sink_has_seen_more(
+    marked: int, staged: int, is_decided: bool, refusal: Refusal | None
+) -> None:
+    assert refuse_rolled_back(SinkFacts(marked, staged), next_batch=5, is_decided=is_decided) is refusal

@@ -1,0 +1,100 @@
+"""A query that has the rows of another plan in memory than the one that was decided stops, and the next one goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import semel
+from semel.decisions.files import FileStore
+from semel.errors import PlanRestored
+from semel.runtime.runner import error_in
+from semel.runtime.spark import RunningQuery
+from tests.runtime.test_pipeline import select
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Scene:
+    """A drop-in that has done two batches of one file each, and then forgot that the second one is done."""
+
+    def __init__(self, stream: DataFrame, folder: Path) -> None:
+        self.stream, self.folder = stream, folder
+        self.function = semel.sink(semel.Sqlite(str(folder / "out.db"), "out"))
+        self.seen: dict[int, list[str]] = {}
+
+    def run(self, before: Callable[[], None] = lambda: None) -> str:
+        """Until there is nothing left; `before` happens when Spark has its first rows in its hands. Why it stopped."""
+
+        def listen(df: DataFrame, batch: int) -> None:
+            self.seen[batch] = RunningQuery(df).offsets_in_hand()
+            if len(self.seen) == 1:
+                before()
+            self.function(df, batch)
+
+        self.seen.clear()
+        writer = self.stream.writeStream.foreachBatch(listen).option("checkpointLocation", str(self.folder / "c"))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - why it stopped is what we ask for
+            return str(error)
+        finally:
+            self.function.end()
+        return ""
+
+    def forget(self, *paths: str) -> None:
+        """With the checksums that Hadoop keeps beside them."""
+        for path in (self.folder / "c" / path for path in paths):
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+    def planned(self, batch: int) -> list[str]:
+        return (self.folder / "c" / "offsets" / str(batch)).read_text().split("\n")[2:]
+
+    def rows(self) -> list[tuple[int, int]]:
+        return select(self.folder / "out.db", "SELECT count(*), count(DISTINCT id) FROM out")
+
+
+def test_what_spark_has_in_memory_is_what_it_planned_and_what_it_read(stream: DataFrame, tmp_path: Path) -> None:
+    scene = Scene(stream, tmp_path)
+    assert scene.run() == ""
+    assert scene.seen == {0: scene.planned(0), 1: scene.planned(1)}
+    scene.forget("commits/1")
+    assert scene.run() == ""
+    assert scene.seen == {1: scene.planned(1)}
+    assert scene.rows() == [(20, 20)]
+
+
+def test_a_plan_that_was_put_back_behind_the_back_of_a_query_stops_it(stream: DataFrame, tmp_path: Path) -> None:
+    scene = Scene(stream, tmp_path)
+    scene.run()
+    decided = (tmp_path / "c" / "offsets" / "1").read_bytes()
+    scene.forget("commits/1", "offsets/1")
+    (tmp_path / "c" / "offsets" / "1").write_bytes(decided.replace(b'"logOffset":1', b'"logOffset":0'))
+    store = FileStore(str(tmp_path / "c"))
+    stopped = scene.run(before=lambda: store.replace("offsets/1", decided))
+    found = error_in(stopped)
+    assert isinstance(found, PlanRestored), stopped
+    assert "Batch 1 is decided" in found.what
+    assert "Another start has put back what was decided" in found.what
+    assert scene.run() == ""
+    assert scene.rows() == [(20, 20)]
+
+
+def test_the_drop_in_puts_back_the_list_of_files_and_spark_reads_it(
+    stream: DataFrame, tmp_path: Path, put: Callable[[int], None]
+) -> None:
+    """Spark had planned the batch anew, over another file, and wrote the checksum of that list."""
+    scene = Scene(stream, tmp_path)
+    scene.run()
+    scene.forget("commits/1", "offsets/1", "sources/0/1")
+    put(2)
+    (tmp_path / "in" / "001.json").rename(tmp_path / "in" / "009.json")
+    stopped = scene.run()
+    assert isinstance(error_in(stopped), PlanRestored), stopped
+    (tmp_path / "in" / "009.json").rename(tmp_path / "in" / "001.json")
+    assert scene.run() == ""
+    assert scene.rows() == [(30, 30)]

@@ -1,0 +1,143 @@
+"""What a decision carries of Spark's plan of a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from semel.decisions.memory import MemoryStore
+from semel.errors import CheckpointUnusable
+from semel.protocol.plans import PlannedFile, digest_of
+from semel.runtime import plans as plans_module
+from semel.runtime.plans import SparkPlans, logs_planned
+
+
+def offsets(*sources: str) -> bytes:
+    return "\n".join(["v1", '{"batchWatermarkMs":0}', *sources]).encode()
+
+
+def lists(number: int) -> str:
+    """An offset of the file source: the number of its newest list."""
+    return json.dumps({"logOffset": number})
+
+
+KAFKA = '{"orders":{"0":20,"1":31}}'
+
+
+def checkpoint(files: dict[str, bytes]) -> SparkPlans:
+    store = MemoryStore()
+    for path, content in files.items():
+        store.create(path, content)
+    return SparkPlans(store)
+
+
+# Logs of sources ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "wanted"),
+    [
+        pytest.param(lists(4), lists(2), [["3", "4"]], id="files came in two lists"),
+        pytest.param(lists(2), lists(2), [[]], id="no files came"),
+        pytest.param(lists(1), None, [["0", "1"]], id="the first batch"),
+        pytest.param(lists(1), "-", [["0", "1"]], id="nothing had come before"),
+        pytest.param(KAFKA, None, [None], id="the first batch of Kafka: where it began"),
+        pytest.param(KAFKA, "-", [None], id="Kafka had brought nothing before"),
+        pytest.param(KAFKA, KAFKA, [()], id="Kafka keeps nothing of later batches"),
+        pytest.param("-", None, [None], id="a source that has brought nothing yet"),
+        pytest.param("-", "-", [None], id="a source that has still brought nothing"),
+        pytest.param("17", "16", [()], id="a number, as the rate source has"),
+        pytest.param('{"logOffset":3,"more":1}', lists(2), [()], id="an unknown form"),
+        pytest.param('{"logOffset":"3"}', "{", [()], id="neither a number nor JSON"),
+    ],
+)
+def test_a_batch_rests_on_what_its_source_logged_since_the_batch_before(
+    now: str, before: str | None, wanted: list[Sequence[str] | None]
+) -> None:
+    assert logs_planned(offsets(now), None if before is None else offsets(before)) == wanted
+
+
+def test_each_source_is_looked_at_for_itself_and_one_that_is_new_begins() -> None:
+    now = offsets(lists(3), KAFKA, lists(0))
+    assert logs_planned(now, offsets(lists(2), KAFKA)) == [["3"], (), ["0"]]
+
+
+def test_a_file_that_is_no_plan_names_no_log() -> None:
+    assert logs_planned(b"", None) == []
+    assert logs_planned(b"\xff\xfe", b"\xff") == []
+
+
+# What is read ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_of_the_first_batch_is_its_offsets_and_where_the_source_began() -> None:
+    plan = checkpoint({"offsets/0": offsets(KAFKA), "sources/0/0": b"v1\nbegan"}).read(0)
+    assert {file.path: file.content for file in plan.files} == {
+        "sources/0/0": "v1\nbegan",
+        "offsets/0": offsets(KAFKA).decode(),
+    }
+    assert plan.before == ()
+
+
+def test_the_plan_of_a_later_batch_is_its_offsets_its_lists_of_files_and_that_the_batch_before_is_done() -> None:
+    files = {f"sources/0/{n}": f"list {n}".encode() for n in range(9)}
+    files |= {"sources/0/9.compact": b"lists 0 to 9", "sources/0/10": b"list 10", "commits/6": b"done"}
+    files |= {"offsets/6": offsets(lists(7)), "offsets/7": offsets(lists(9))}
+    plan = checkpoint(files).read(7)
+    assert [file.path for file in plan.files] == ["sources/0/8", "sources/0/9.compact", "offsets/7"]
+    assert [(file.path, file.content) for file in plan.before] == [("commits/6", "done")]
+    assert all(file.digest == digest_of((file.content or "").encode()) for file in plan.files)
+
+
+def test_a_batch_that_runs_and_has_no_plan_is_told_in_three_lines() -> None:
+    with pytest.raises(CheckpointUnusable) as caught:
+        checkpoint({}).read(3)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what == "Spark runs batch 3, and the file offsets/3 of its plan is not in memory."
+    assert data_now.startswith("  the data now: ")
+    assert remedy.startswith("  what to do: Let nobody else write or clean the checkpoint folder")
+
+
+def test_files_are_carried_as_long_as_there_is_room_and_of_others_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans_module, "CARRIED_BYTES_MAX", 100)
+    large, small = b"x" * 90, offsets("17")
+    plan = checkpoint({"offsets/0": small, "sources/0/0": large}).read(0)
+    assert {file.path: file.content is not None for file in plan.files} == {"sources/0/0": True, "offsets/0": False}
+    assert plan.files[1].digest == digest_of(small)
+    assert not plan.whole
+
+
+def test_exactly_four_mebibytes_are_carried_and_one_byte_more_is_not() -> None:
+    limit = 4 * 1024 * 1024
+    room = limit - len(offsets(KAFKA))
+    for size, carried in ((room, True), (room + 1, False)):
+        plan = checkpoint({"offsets/0": offsets(KAFKA), "sources/0/0": b"x" * size}).read(0)
+        assert plan.whole is carried
+
+
+def test_bytes_that_are_no_text_are_known_by_their_digest() -> None:
+    plan = checkpoint({"offsets/0": offsets("17"), "sources/0/0": b"\xff\x00"}).read(0)
+    assert plan.files[0] == PlannedFile("sources/0/0", digest_of(b"\xff\x00"))
+    assert plan.files[1].content == offsets("17").decode()
+
+
+# What is written and looked at ----------------------------------------------------------------------------------------
+
+
+def test_what_is_put_back_is_as_it_was_byte_for_byte() -> None:
+    content = offsets('{"Bücher":{"0":1}}') + b"\n"
+    plan = checkpoint({"offsets/0": content}).read(0)
+    empty = checkpoint({"offsets/0": b"another"})
+    empty.put_back(plan.files[0])
+    assert empty.text("offsets/0") == content
+    with pytest.raises(ValueError, match="offsets/0 was not carried"):
+        empty.put_back(PlannedFile("offsets/0", "sha256:"))
+
+
+def test_the_next_batch_is_behind_the_newest_that_is_done() -> None:
+    assert checkpoint({"offsets/4": b""}).next_batch() == 0
+    found = checkpoint({"commits/9": b"", "commits/10": b"", "commits/.11.tmp": b"", "offsets/11": b""})
+    assert found.next_batch() == 11
+    assert (found.has_planned(11), found.has_planned(12)) == (True, False)

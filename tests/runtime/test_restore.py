@@ -1,0 +1,229 @@
+"""The checkpoint is made to say what was decided, or the start is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from semel.decisions.log import DecisionLog
+from semel.decisions.memory import MemoryStore
+from semel.errors import CheckpointRolledBack, PlanChanged, PlanRestored, SemelError
+from semel.ids import Attempt, Incarnation, PipelineId
+from semel.protocol.events import Aborted, Decided, Journal
+from semel.protocol.plans import Plan, PlannedFile
+from semel.runtime.plans import SparkPlans
+from semel.runtime.restore import first_to_run, restore_plans, settle_plan
+from tests.planned import offsets
+
+PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
+
+
+class Scene:
+    """A checkpoint in which the batches up to `done` are done, and a log in which those up to `decided` are decided."""
+
+    def __init__(self, done: int, decided: int) -> None:
+        self.files = MemoryStore()
+        self.log = DecisionLog(MemoryStore())
+        self.files.create("sources/0/0", b"v1\nbegan at 3")
+        for batch in range(decided + 1):
+            self.files.create(f"offsets/{batch}", offsets(batch))
+            self.log.append(Decided(self.attempt(batch), (), plan=self.plans.read(batch)))
+            if batch <= max(done, decided - 1):
+                self.files.create(f"commits/{batch}", f"done {batch}".encode())
+        for batch in range(done + 1, decided):
+            self.files.delete(f"commits/{batch}")
+        self.whole = self.content()
+
+    def attempt(self, batch: int) -> Attempt:
+        return Attempt(PIPELINE, batch, 0, Incarnation(1))
+
+    @property
+    def plans(self) -> SparkPlans:
+        return SparkPlans(self.files)
+
+    def content(self) -> dict[str, bytes]:
+        return dict(self.files._files)
+
+    def lose(self, *paths: str) -> None:
+        for path in paths:
+            self.files.delete(path)
+
+    def start(self, under_way: int | None = None, marks: Callable[[int, Journal], str] = lambda _, __: "") -> None:
+        restore_plans(self.log, self.plans, self.plans.next_batch(), marks, under_way)
+
+    def refused(self, kind: type[SemelError], under_way: int | None = None) -> list[str]:
+        before = self.content()
+        with pytest.raises(kind) as caught:
+            self.start(under_way)
+        assert self.content() == before
+        return str(caught.value).splitlines()
+
+
+# Where Spark goes on --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("done", "decided", "first"), [(-1, -1, 0), (4, 4, 5), (4, 5, 5), (-1, 0, 0), (2, 6, 6)])
+def test_spark_goes_on_behind_what_is_done_or_with_the_newest_that_is_decided(
+    done: int, decided: int, first: int
+) -> None:
+    scene = Scene(done, decided)
+    assert first_to_run(scene.log, scene.plans.next_batch()) == first
+
+
+def test_a_closed_slot_decides_nothing() -> None:
+    scene = Scene(done=4, decided=4)
+    scene.log.append(Aborted(scene.attempt(5)))
+    assert first_to_run(scene.log, 5) == 5
+
+
+def test_a_copy_that_is_older_than_what_the_log_still_knows_is_refused() -> None:
+    scene = Scene(done=1, decided=6)
+    scene.log.prune(before_batch=4)
+    with pytest.raises(CheckpointRolledBack) as caught:
+        first_to_run(scene.log, 2)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert "knows batch 6 and not batch 2, and the checkpoint knows batches only up to 1" in what
+    assert data_now == "  the data now: every batch that was decided is visible once; this start wrote nothing"
+    assert remedy.startswith("  what to do: Restore the newest checkpoint folder.")
+
+
+# What is put back -----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_says_what_was_decided_is_left_alone() -> None:
+    for scene in (Scene(-1, -1), Scene(4, 4), Scene(4, 5), Scene(-1, 0)):
+        scene.start()
+        scene.start(under_way=scene.plans.next_batch())
+        assert scene.content() == scene.whole
+
+
+@pytest.mark.parametrize("lost", [["offsets/5"], ["commits/4"], ["offsets/5", "commits/4"]])
+def test_what_is_missing_of_a_decided_batch_is_as_it_was_before_spark_looks(lost: list[str]) -> None:
+    scene = Scene(done=4, decided=5)
+    scene.lose(*lost)
+    scene.start()
+    assert scene.content() == scene.whole
+
+
+def test_where_the_source_began_is_put_back_with_the_first_batch() -> None:
+    scene = Scene(done=-1, decided=0)
+    scene.lose("sources/0/0", "offsets/0")
+    scene.start()
+    assert scene.content() == scene.whole
+
+
+def test_an_older_copy_gets_back_every_batch_that_was_decided_since() -> None:
+    scene = Scene(done=6, decided=7)
+    scene.lose("commits/3", "offsets/4", "commits/4", "offsets/5", "commits/5", "offsets/6", "commits/6", "offsets/7")
+    scene.start()
+    assert scene.content() == scene.whole
+    assert scene.plans.next_batch() == 7
+
+
+def test_the_offsets_of_the_last_two_batches_that_are_done_are_put_back_too() -> None:
+    scene = Scene(done=6, decided=6)
+    scene.lose("offsets/4", "offsets/5", "offsets/6", "commits/5")
+    scene.start()
+    # Spark looks no further back, and of a batch that is done nobody asks what was done before it.
+    assert set(scene.whole) - set(scene.content()) == {"offsets/4", "commits/5"}
+
+
+def test_another_plan_that_nobody_has_used_is_overwritten(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(done=4, decided=5)
+    scene.files.replace("offsets/5", offsets(5, end=999))
+    scene.start()
+    assert scene.content() == scene.whole
+    assert caplog.messages == [
+        "Batch 5 is decided, and its plan said something else than was decided: offsets/5 put back."
+    ]
+
+
+def test_the_offsets_are_written_last_because_spark_takes_the_batch_for_planned_then() -> None:
+    scene = Scene(done=-1, decided=0)
+    scene.lose("sources/0/0", "offsets/0")
+    written = settle_plan(scene.plans, 0, scene.log.journal(0), 0, lambda _, __: "", is_under_way=False)
+    assert written == ["sources/0/0", "offsets/0"]
+
+
+# When Spark has the rows already --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", [None, offsets(5, end=999)])
+def test_with_the_rows_of_another_plan_in_its_hands_the_query_must_start_again(other: bytes | None) -> None:
+    scene = Scene(done=4, decided=5)
+    scene.lose("offsets/5")
+    if other is not None:
+        scene.files.create("offsets/5", other)
+    with pytest.raises(PlanRestored) as caught:
+        scene.start(under_way=5)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what == "Batch 5 is decided, and Spark had planned it over other rows. Put back as decided: offsets/5."
+    assert data_now == "  the data now: this start wrote no rows; the checkpoint says again what was decided"
+    assert remedy.startswith("  what to do: Start the pipeline again")
+    assert scene.content() == scene.whole
+    scene.start(under_way=5)
+
+
+def test_a_query_that_began_with_a_batch_behind_the_newest_decision_must_start_again() -> None:
+    scene = Scene(done=4, decided=5)
+    with pytest.raises(PlanRestored, match="Another start has put back what was decided"):
+        scene.start(under_way=4)
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("under_way", [None, 5])
+def test_another_plan_from_which_spark_has_gone_on_is_refused(under_way: int | None) -> None:
+    scene = Scene(done=4, decided=5)
+    scene.files.replace("offsets/5", offsets(5, end=999))
+    scene.files.create("offsets/6", offsets(6, end=1010))
+    what, data_now, remedy = scene.refused(PlanChanged, under_way)
+    assert what == (
+        "Batch 5 was decided for other rows than the checkpoint says, and somebody has gone on from there "
+        '(offsets/6 is there). Decided: {"orders":{"0":60}}; planned now: {"orders":{"0":999}}; '
+        "not as decided: offsets/5."
+    )
+    assert data_now.endswith("rows between the two plans may be in no sink")
+    assert remedy.startswith("  what to do: Restore the checkpoint folder from a copy of one moment.")
+
+
+def test_another_plan_of_a_batch_that_is_done_is_refused() -> None:
+    scene = Scene(done=5, decided=5)
+    scene.files.replace("offsets/5", offsets(5, end=999))
+    assert "(commits/5 is there)" in scene.refused(PlanChanged)[0]
+
+
+def test_another_plan_of_which_a_sink_shows_rows_is_refused() -> None:
+    scene = Scene(done=4, decided=5)
+    scene.files.replace("offsets/5", offsets(5, end=999))
+    with pytest.raises(PlanChanged, match="sink orders shows attempt 3"):
+        scene.start(marks=lambda batch, _: "sink orders shows attempt 3" if batch == 5 else "")
+
+
+def test_sinks_are_not_asked_while_nothing_is_different() -> None:
+    scene = Scene(done=4, decided=5)
+    scene.lose("offsets/5")
+    scene.start(marks=lambda _, __: pytest.fail("a sink was asked"))
+    assert scene.content() == scene.whole
+
+
+def test_what_was_too_large_to_be_carried_is_refused_by_name() -> None:
+    scene = Scene(done=4, decided=4)
+    large = PlannedFile("sources/0/5", "sha256:of many files")
+    scene.log.append(Decided(scene.attempt(5), (), plan=Plan((large,))))
+    what, data_now, remedy = scene.refused(PlanChanged)
+    assert what.startswith("Batch 5 is decided, and of its plan sources/0/5 cannot be restored: it was too large")
+    assert data_now == "  the data now: the batch is decided; this start wrote nothing"
+    assert remedy == "  what to do: Restore sources/0/5 from a copy of the checkpoint, then start again."
+
+
+def test_a_decision_of_an_older_release_is_forwarded_with_its_plan_and_refused_without() -> None:
+    scene = Scene(done=4, decided=4)
+    scene.log.append(Decided(scene.attempt(5), ()))
+    what, _, remedy = scene.refused(PlanChanged)
+    assert what.startswith("Batch 5 was decided by an older semel, which did not record its plan, and offsets/5 is")
+    assert remedy == "  what to do: Restore offsets/5 from a copy of the checkpoint, then start again."
+    scene.files.create("offsets/5", offsets(5, end=999))
+    scene.start()
