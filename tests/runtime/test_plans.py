@@ -136,8 +136,11 @@ def test_what_is_put_back_is_as_it_was_byte_for_byte() -> None:
         empty.put_back(PlannedFile("offsets/0", "sha256:"))
 
 
-def test_the_next_batch_is_behind_the_newest_that_is_done() -> None:
-    assert checkpoint({"offsets/4": b""}).next_batch() == 0
+def test_the_next_batch_is_the_newest_that_is_planned_or_the_one_behind_the_newest_that_is_done() -> None:
+    """Spark plans none before the one before is done, whatever `commits` has lost."""
+    assert checkpoint({}).next_batch() == 0
+    assert checkpoint({"commits/2": b"", "offsets/4": b""}).next_batch() == 4
+    assert checkpoint({"commits/4": b"", "offsets/4": b""}).next_batch() == 5
     found = checkpoint({"commits/9": b"", "commits/10": b"", "commits/.11.tmp": b"", "offsets/11": b""})
     assert found.next_batch() == 11
     assert (found.has_planned(11), found.has_planned(12)) == (True, False)

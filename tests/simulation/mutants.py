@@ -189,7 +189,7 @@ def a_mend_goes_by_the_number_of_the_task(patch: pytest.MonkeyPatch) -> None:
 
 def the_plan_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     for module in (restore, batch):
-        patch.setattr(module, "settle_plan", lambda *_, **__: [])
+        patch.setattr(module, "settle_plan", lambda *_, **__: None)
     only_the_file_is_compared(patch)
 
 
@@ -249,7 +249,7 @@ def what_is_staged_behind_a_decided_batch_looks_rolled_back(patch: pytest.Monkey
 
 
 def what_is_staged_behind_a_decided_batch_is_left(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(startup, "_sweep_behind", lambda *_: None)
+    patch.setattr(startup, "_close_what_is_staged_behind", lambda *_: ())
 
 
 # In a sink ------------------------------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ class Coordinator:
         told = settle_plan(
             self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True, in_hand=self.in_hand()
         )
-        if told:
+        if told is not None:
             raise restored(work.id, told)
 
     def drive(self, work: _Work, stage: Stage | None) -> bool:

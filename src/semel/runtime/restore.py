@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from semel.decisions.log import DecisionLog
-from semel.errors import CheckpointRolledBack, PlanChanged, PlanRestored
+from semel.errors import CheckpointRolledBack, CheckpointUnusable, PlanChanged, PlanRestored
 from semel.failpoints import failpoint
 from semel.protocol.events import Journal
 from semel.protocol.plans import (
@@ -65,12 +65,22 @@ def restore_plans(
 
     `under_way` is a batch whose rows Spark has handed over already: then nothing may be amiss.
     """
-    told = []
+    told: list[str] = []
     decided = decided_batches(log, next_batch)
     for batch, journal in decided.items():
-        told += settle_plan(plans, batch, journal, next_batch, strange_marks, is_under_way=under_way is not None)
+        told += settle_plan(plans, batch, journal, next_batch, strange_marks, is_under_way=under_way is not None) or ()
+        _keep(plans, batch)
     if under_way is not None and (told or max(decided, default=under_way) > under_way):
         raise restored(under_way, told)
+
+
+def _keep(plans: Plans, batch: int) -> None:
+    """A file that says what was decided may have been written a moment ago, by a Spark that has planned anew."""
+    try:
+        if plans.has_planned(batch):
+            plans.make_durable(batch)
+    except OSError as error:
+        raise CheckpointUnusable(f"The plan of batch {batch} cannot be made durable: {error}.") from error
 
 
 def settle_plan(
@@ -82,8 +92,8 @@ def settle_plan(
     *,
     is_under_way: bool,
     in_hand: Mapping[str, str] = NOTHING_KNOWN,
-) -> list[str]:
-    """Make the checkpoint say of one decided batch what was decided. Returns what was wrong.
+) -> list[str] | None:
+    """Make the checkpoint say of one decided batch what was decided. Returns what was written, None if all was well.
 
     `in_hand` are the digests of the files that Spark has in its memory, of those of which that is known.
     """
@@ -97,7 +107,7 @@ def settle_plan(
     # What is written for a batch that is over is for Spark's next look back, and changes no rows of the one under way.
     action = resolve_plan(replace(facts, under_way=is_under_way and not is_over))
     if action is PlanAction.GO_ON:
-        return []
+        return None
     if action is PlanAction.REFUSE or plan is None:
         raise _refused(plans, batch, facts)
     wanted = {*facts.missing, *facts.different}
@@ -105,7 +115,7 @@ def settle_plan(
     if written:
         kind = "said something else than was decided" if facts.different else "was missing"
         _LOG.warning("Batch %s is decided, and its plan %s: %s put back.", batch, kind, ", ".join(written))
-    return written or [f"{offsets_of(batch)} was so already"]
+    return written
 
 
 def _facts(plans: Plans, batch: int, plan: Plan | None, *, is_over: bool) -> PlanFacts:
@@ -124,9 +134,9 @@ def _digest(content: bytes | None) -> str | None:
 
 
 def _written_from(plans: Plans, batch: int, *, is_over: bool) -> str:
-    if is_over:
-        return f"{commits_of(batch)} is there"
-    return f"{offsets_of(batch + 1)} is there" if plans.has_planned(batch + 1) else ""
+    if plans.has_planned(batch + 1):
+        return f"{offsets_of(batch + 1)} is there"
+    return f"{commits_of(batch)} is there" if is_over else ""
 
 
 def _put_back(plans: Plans, files: Iterable[PlannedFile]) -> list[str]:
