@@ -22,7 +22,8 @@ def run(
 ) -> None:
     """Run the pipelines of a file until they end, one fails, or Ctrl-C or SIGTERM stops them after their batch.
 
-    Exit codes: 0 ended or stopped clean, 1 failed, 2 wrong input or checkpoint, 3 another incarnation runs it.
+    Exit codes: 0 ended or stopped clean, 1 failed, 2 wrong input or checkpoint, 3 another incarnation runs it,
+    4 failed or stopped with a decided batch not committed everywhere: start it again when the sink is back.
     """
     settings = SparkSettings(
         master=master,

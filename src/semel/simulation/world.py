@@ -196,10 +196,10 @@ class InSeededOrder:
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
 
-    def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    def answers(self, ask: Callable[[T], R], items: Iterable[T], go_on: Callable[[], bool]) -> list[R | None]:  # noqa: ARG002 - nobody has to wait
         pending = list(enumerate(items))
         self.dice.shuffle(pending)
-        done = {index: work(item) for index, item in pending}
+        done = {index: ask(item) for index, item in pending}
         return [done[index] for index in sorted(done)]
 
     def shutdown(self) -> None:
@@ -214,6 +214,9 @@ class SimulatedCoordinator(batch_module.Coordinator):
     @cached_property
     def _committers(self) -> Any:
         return InSeededOrder(self.dice)
+
+    def close(self) -> None:
+        self._close_participants()
 
 
 @contextmanager
