@@ -100,6 +100,8 @@ class Limits:
     commit_pause_s: float = 0.25
     commit_pause_s_max: float = 5.0
     mends: int = 3
+    #: A commit that takes longer is told, with what it waits for.
+    tell_after_s: float = TELL_AFTER_S
 
 
 @dataclass(frozen=True)
@@ -387,7 +389,7 @@ class Coordinator:
 
     def _commit_all(self, pending: Sequence[Committable], work: Work) -> list[Outcome]:
         """The answers of the sinks. What gave none before the time was over is to be asked again at the next start."""
-        rhythm = Rhythm(self.clock())
+        rhythm = Rhythm(self.clock(), self.limits.tell_after_s)
         answers = self._committers.answers(
             lambda committable: self._commit_one(committable, work), pending, lambda: self._waits_on(work, rhythm)
         )
@@ -400,7 +402,7 @@ class Coordinator:
     def _waits_on(self, work: Work, rhythm: Rhythm) -> bool:
         """Whether to wait for what is still open. Who waits says so, and looks whether anybody wants it to."""
         now = self.clock()
-        if self._abandoned.is_set() or (now - rhythm.began > TELL_AFTER_S and self.is_stopped()):
+        if self._abandoned.is_set() or (now - rhythm.began > self.limits.tell_after_s and self.is_stopped()):
             work.was_stopped = True
             self.abandon()
             return False

@@ -50,8 +50,8 @@ class Rhythm:
     """When to tell that somebody waits."""
 
     began: float
-    since: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     next_s: float = TELL_AFTER_S
+    since: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
     def is_due(self, now: float) -> bool:
         if now - self.began < self.next_s:

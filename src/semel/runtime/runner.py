@@ -77,7 +77,7 @@ def exit_code(error: BaseException) -> int:
     return 2 if isinstance(error, ConfigError | CheckpointError) else 1
 
 
-def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_is) -> None:
+def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_is, *, grace_s: float = GRACE_S) -> None:
     """Run the pipelines of `FILE[:NAME]` until they end, one fails, or a signal says stop. Raises what failed."""
     with StopSignals() as stop:
         pipelines = load_pipelines(target)
@@ -85,7 +85,7 @@ def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_i
         spark = open_session(settings, pipelines)
         # PySpark takes SIGINT for itself when its context starts.
         stop.install()
-        with all_stopped(spark, stop, hear) as runs:
+        with all_stopped(spark, stop, hear, grace_s) as runs:
             for pipeline in pipelines:
                 runs.append(launch(pipeline, spark, path, hear, adapt))
             with jvm_watched():
@@ -242,27 +242,29 @@ def _first_line(text: str) -> str:
 
 
 @contextmanager
-def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear) -> Iterator[list[Run]]:
+def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S) -> Iterator[list[Run]]:
     """However the block ends, every pipeline is stopped after its current batch; a second signal does not wait."""
     runs: list[Run] = []
     try:
         yield runs
     except BaseException:
-        stop_all(runs, spark, stop, hear)
+        stop_all(runs, spark, stop, hear, grace_s)
         raise
-    failures = stop_all(runs, spark, stop, hear)
+    failures = stop_all(runs, spark, stop, hear, grace_s)
     if failures:
         raise failures[0]
 
 
-def stop_all(runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: Hear) -> list[SemelError]:
+def stop_all(
+    runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S
+) -> list[SemelError]:
     """Returns the failures that nobody has been told of yet: a batch may fail while it is waited for."""
     stop.at_once = lambda number: _die(spark, number)
     failures = []
     for run in runs:
         # Whatever goes wrong while stopping, the batch is safe: the next start completes it or rolls it back.
         with suppress(Exception):
-            failure = _stop(run, hear)
+            failure = _stop(run, hear, grace_s)
             failures += [failure] if failure else []
     with suppress(Exception):
         if not finished(spark.stop, SPARK_STOP_S_MAX, "semel-stop-spark"):
@@ -271,8 +273,8 @@ def stop_all(runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: 
     return failures
 
 
-def _stop(run: Run, hear: Hear) -> SemelError | None:
-    whole = run.running.stop(GRACE_S)
+def _stop(run: Run, hear: Hear, grace_s: float) -> SemelError | None:
+    whole = run.running.stop(grace_s)
     if run.told:
         return None
     run.told = True
