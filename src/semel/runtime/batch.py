@@ -441,8 +441,7 @@ class Coordinator:
                 work.outcomes[committable.key] = outcome
                 return outcome
             self.had_trouble = True
-            pause_s = min(pause_s, work.give_up_at - self.clock())
-            if pause_s <= 0:
+            if pause_s > work.give_up_at - self.clock():
                 return Outcome.RETRY
             why = cause_of(work.errors.get(committable.key))
             _LOG.warning("%s: %s is decided and not committed yet: %s.", committable.attempt, committable.key, why)

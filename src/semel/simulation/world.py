@@ -16,9 +16,10 @@ from semel.decisions.base import StoreUnanswered
 from semel.decisions.memory import MemoryStore
 from semel.decisions.records import parse_journal_entry
 from semel.errors import BatchFailed, CheckpointRolledBack, CommitStalled, DecisionUnknown, Fenced, SinkUnavailable
-from semel.protocol.events import Decided
+from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import batch as batch_module
 from semel.runtime import startup as startup_module
+from semel.runtime.work import Work
 from semel.simulation.audit import Anomaly, Witness
 from semel.simulation.faults import draw_plan
 from semel.simulation.line import Late, Line, TaskFailed
@@ -214,6 +215,11 @@ class SimulatedCoordinator(batch_module.Coordinator):
     @cached_property
     def _committers(self) -> Any:
         return InSeededOrder(self.dice)
+
+    def _commit_one(self, committable: Committable, work: Work) -> Outcome:
+        """Here one sink is asked after the other; those who are asked at the same time have the same seconds."""
+        work.give_up_at = self.clock() + self.limits.commit_patience_s
+        return super()._commit_one(committable, work)
 
     def close(self) -> None:
         self._close_participants()
