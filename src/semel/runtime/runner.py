@@ -274,7 +274,9 @@ def stop_all(
 
 
 def _stop(run: Run, hear: Hear, grace_s: float) -> SemelError | None:
-    whole = run.running.stop(grace_s)
+    whole = False
+    with suppress(Exception):  # of Spark, which does not keep us from saying what is open
+        whole = run.running.stop(grace_s)
     if run.told:
         return None
     run.told = True

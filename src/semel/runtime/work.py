@@ -121,7 +121,8 @@ def batch_failed(work: Work) -> SemelError:
 
 def stalled(work: Work, stopped: str) -> CommitStalled:
     """The batch is decided and not visible everywhere, because it took too long or because it was stopped."""
-    sinks = work.open_now
+    # One that answers after all, when nobody waits for it any more, is visible by now: the next line says so.
+    sinks = work.open_now or work.sinks_of(work.unanswered)
     causes = "; ".join(f"{sink}: {work.why_open(sink)}" for sink in sinks)
     error = work.error_of_open
     how = "Bring the sink back"
