@@ -13,6 +13,17 @@ from semel.runtime.runner import Happening
 PLAIN = Happening("batch", "orders", 17, "committed", 200, 0, 100.0, at="now")
 LAGGING = replace(PLAIN, lag=1200, lag_by_partition={"orders-0": 1200, "orders-1": 0})
 WARNED = replace(PLAIN, warning="The offsets of batch 16 did not reach the broker.")
+WAITING = Happening(
+    "waiting",
+    "orders",
+    17,
+    warning="postgres: PostgreSQL cannot be reached",
+    waits_for=("postgres",),
+    visible_in=("kafka", "files"),
+    since="noon",
+    seconds=5.2,
+    at="now",
+)
 
 
 def told(happening: Happening, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -47,3 +58,17 @@ def test_the_live_line_has_them_too(happening: Happening, expected: str) -> None
     line = LiveLine(clock=lambda: 5.0)
     line.hear(happening)
     assert line.render().plain == expected
+
+
+def test_a_decided_batch_that_waits_says_for_whom_and_where_it_is_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "batch 17 is decided, visible in kafka, files, and waits for postgres since noon (5 s): "
+        "postgres: PostgreSQL cannot be reached"
+    )
+    assert plain_line(WAITING) == f"now orders {words}"
+    line = LiveLine(clock=lambda: 5.0)
+    line.hear(WAITING)
+    assert line.render().plain == f"orders {words}"
+    found = told(WAITING, capsys)
+    assert (found["event"], found["batch"], found["since"], found["seconds"]) == ("waiting", 17, "noon", 5.2)
+    assert (found["waits_for"], found["visible_in"]) == (["postgres"], ["kafka", "files"])

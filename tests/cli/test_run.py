@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,12 +21,14 @@ from semel import cli
 from semel.errors import (
     BatchFailed,
     CheckpointUnusable,
+    CommitStalled,
     ConfigError,
     Fenced,
     MissingExtra,
     QueryStopped,
     SemelError,
 )
+from semel.runtime import runner
 from semel.runtime.pipeline import Pipeline, StreamWriter
 from semel.runtime.runner import Happening, Run, StopSignals, error_in, exit_code, jvm_watched, stop_all
 from semel.runtime.session import SparkSettings, session_conf
@@ -288,7 +291,45 @@ def test_a_batch_that_fails_while_a_signal_stops_it_is_told_as_failed(
     assert [h.event for h in told] == [event]
 
 
+class StuckRunning(FakeRunning):
+    """Its stop came to no good end, and Spark does not say why."""
+
+    def __init__(self, raises: Exception | None) -> None:
+        super().__init__("")
+        self.raises = raises
+
+    def stop(self, _grace_s: float) -> bool:
+        if self.raises:
+            raise self.raises
+        return False
+
+    def undone(self) -> CommitStalled:
+        return CommitStalled("Batch 4 is decided.")
+
+
+@pytest.mark.parametrize("raises", [None, TimeoutError("Spark did not stop")])
+def test_a_stop_that_is_not_whole_is_told_with_the_batch_that_is_decided(raises: Exception | None) -> None:
+    told: list[Happening] = []
+    one = Run("orders", cast(Any, StuckRunning(raises)))
+    failures = stop_all([one], cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append)
+    assert [exit_code(failure) for failure in failures] == [4]
+    assert [(h.event, h.error.splitlines()[0]) for h in told] == [("failed", "Batch 4 is decided.")]
+
+
+def test_a_spark_that_does_not_stop_is_killed_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SPARK_STOP_S_MAX", 0.2)
+    released, killed = threading.Event(), []
+    gateway = SimpleNamespace(proc=SimpleNamespace(kill=lambda: killed.append("jvm")))
+    spark = SimpleNamespace(stop=lambda: released.wait(60), sparkContext=SimpleNamespace(_gateway=gateway))
+    try:
+        assert stop_all([], cast(Any, spark), StopSignals(), lambda _: None) == []
+        assert killed == ["jvm"]
+    finally:
+        released.set()
+
+
 def test_exit_codes_tell_a_supervisor_what_to_do() -> None:
+    assert exit_code(CommitStalled("x")) == 4
     assert exit_code(BatchFailed("x")) == 1
     assert exit_code(MissingExtra("x", extra="cli")) == 2
     assert exit_code(CheckpointUnusable("x")) == 2

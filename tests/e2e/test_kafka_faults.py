@@ -105,7 +105,7 @@ def test_a_broker_that_stays_away_ends_the_pipeline_with_a_clear_error(
     make_kafka_game: Make, kafka_cluster: KafkaCluster
 ) -> None:
     """What was decided is committed by the next start, without being written again."""
-    game = make_kafka_game(batches=4, kafka={"timeout_s": 1.0}, limits={"commit_tries": 4})
+    game = make_kafka_game(batches=4, kafka={"timeout_s": 1.0}, limits={"commit_patience_s": 5})
     child = game.start("batch.decided@2=stop")
     game.wait_until_stopped(child)
     kafka_cluster.stop()

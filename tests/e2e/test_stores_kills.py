@@ -87,7 +87,7 @@ def test_a_unique_violation_in_one_store_names_the_key_and_shows_nothing_of_the_
 def test_a_store_that_is_gone_after_the_decision_is_told_and_the_next_start_completes_the_batch(
     make_stores_game: Callable[..., StoresGame],
 ) -> None:
-    game = make_stores_game(batches=3, limits={"commit_tries": 2, "commit_pause_s": 0.1})
+    game = make_stores_game(batches=3, limits={"commit_patience_s": 2, "commit_pause_s": 0.1})
     child = game.start("batch.decided@2=stop")
     game.wait_until_stopped(child)
     game.databases["MySql"].kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,6 +14,7 @@ from semel.errors import BatchFailed, CommitStalled, DecisionUnknown, Fenced, In
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Aborted, Committable, Decided, Outcome
 from semel.runtime.batch import TIDY_EVERY_BATCHES, Coordinator, Limits, Only, Stage
+from semel.runtime.commits import Committers
 from semel.runtime.startup import close_open_slot
 from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
 from tests.planned import plans
@@ -74,7 +74,7 @@ def coordinator(*sinks: Scripted, store: MemoryStore | None = None, incarnation:
     while log.newest_claim() < incarnation:
         log.claim()
     context = Context(PIPELINE, "orders", Incarnation(incarnation))
-    limits = Limits(stage_patience_s=1.0, stage_pause_s=0.1, commit_tries=3, commit_pause_s=0.1, mends=2)
+    limits = Limits(stage_patience_s=1.0, stage_pause_s=0.1, commit_patience_s=0.35, commit_pause_s=0.1, mends=2)
     participants = {s.name: s for s in sinks}
     return Coordinator(context, participants, log, plans(), limits, sleep=PAUSES.append, clock=lambda: sum(PAUSES))
 
@@ -174,7 +174,7 @@ class InTurn(Scripted):
 def test_participants_commit_in_the_opposite_order_of_their_preparing() -> None:
     asked: list[str] = []
     c = coordinator(InTurn("b", asked=asked), InTurn("a", asked=asked))
-    c.__dict__["_committers"] = ThreadPoolExecutor(1)
+    c.__dict__["_committers"] = Committers(1)
     c.exactly_once(4, stage)
     c.close()
     assert asked == ["prepare b", "prepare a", "commit a", "commit b"]
@@ -194,6 +194,7 @@ def test_a_commit_is_retried_within_its_limit_then_stalls_and_the_others_commit(
         "  what to do: Bring the sink back and start the pipeline again (semel run orders.py): "
         "it commits what is left and runs nothing twice."
     )
+    # A third one would not end before the patience does.
     assert PAUSES == [0.1, 0.2]
     assert a.calls == ["prepare 0", "commit 0", "commit 0", "commit 0"]
     later = Scripted("a")
@@ -212,7 +213,7 @@ class ScriptedByTask(Scripted):
 def test_sinks_are_told_by_name_and_not_task_by_task() -> None:
     a, b = ScriptedByTask("a", [Outcome.COMMITTED, *[Outcome.RETRY] * 3]), ScriptedByTask("b")
     c = coordinator(a, b)
-    c.__dict__["_committers"] = ThreadPoolExecutor(1)
+    c.__dict__["_committers"] = Committers(1)
     with pytest.raises(CommitStalled) as caught:
         c.exactly_once(4, stage)
     assert str(caught.value).splitlines()[:2] == [

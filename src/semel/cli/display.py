@@ -51,6 +51,9 @@ def tell_json(happening: Happening) -> None:
         # Only what there is: a pipeline without Kafka has no lag. A lag of 0 is one.
         if event[name] is None or event[name] == "":
             del event[name]
+    if happening.event != "waiting":
+        for name in ("waits_for", "visible_in", "since", "seconds"):
+            del event[name]
     with suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
@@ -58,11 +61,21 @@ def tell_json(happening: Happening) -> None:
 
 def plain_line(happening: Happening) -> str:
     h = happening
+    if h.event == "waiting":
+        return f"{h.at} {h.pipeline} {_waiting(h)}"
     if h.event != "batch":
         return f"{h.at} {h.pipeline} {h.event}"
     lag = "" if h.lag is None else f", lag {h.lag}"
     warning = f"; {h.warning}" if h.warning else ""
     return f"{h.at} {h.pipeline} batch {h.batch} {h.how}, {h.rows} rows in {h.ms:.0f} ms{lag}{warning}"
+
+
+def _waiting(h: Happening) -> str:
+    why = f": {h.warning}" if h.warning else ""
+    return (
+        f"batch {h.batch} is decided, visible in {', '.join(h.visible_in) or 'no sink yet'}, "
+        f"and waits for {', '.join(h.waits_for)} since {h.since} ({h.seconds:.0f} s){why}"
+    )
 
 
 @dataclass
@@ -83,6 +96,8 @@ class LiveLine:
 
     def _part(self, h: Happening, age_s: float) -> Text:
         text = Text.assemble((h.pipeline, "bold"), no_wrap=True, overflow="ellipsis")
+        if h.event == "waiting":
+            return text.append(f" {_waiting(h)}", "yellow")
         if h.event != "batch":
             return text.append(f" {h.event}", "red" if h.event == "failed" else "dim")
         per_s = h.rows / h.ms * 1000 if h.ms else 0.0

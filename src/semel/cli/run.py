@@ -18,11 +18,15 @@ def run(
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A Spark setting; repeatable.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event on stdout.")] = False,
+    grace_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long a stop waits for the batch at hand.")
+    ] = runner.GRACE_S,
     show_spark_log: Annotated[bool, typer.Option("--show-spark-log", help="Leave Spark's own log on stderr.")] = False,
 ) -> None:
     """Run the pipelines of a file until they end, one fails, or Ctrl-C or SIGTERM stops them after their batch.
 
-    Exit codes: 0 ended or stopped clean, 1 failed, 2 wrong input or checkpoint, 3 another incarnation runs it.
+    Exit codes: 0 ended or stopped clean, 1 failed, 2 wrong input or checkpoint, 3 another incarnation runs it,
+    4 failed or stopped with a decided batch not committed everywhere: start it again when the sink is back.
     """
     settings = SparkSettings(
         master=master,
@@ -32,7 +36,7 @@ def run(
         show_log=show_spark_log,
     )
     with display_for(json=json) as hear:
-        runner.run(target, settings, hear)
+        runner.run(target, settings, hear, grace_s=grace_s)
 
 
 def key_and_value(item: str) -> tuple[str, str]:

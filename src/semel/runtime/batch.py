@@ -7,13 +7,15 @@ The coordinator asks the protocol what to do in the state it is in, does it, and
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, TypeVar
 
+from semel.deadline import within
 from semel.decisions.base import StoreUnanswered
 from semel.decisions.log import DecisionLog
 from semel.errors import (
@@ -36,7 +38,6 @@ from semel.protocol.events import (
     DecisionRefused,
     DecisionUnanswered,
     Event,
-    Journal,
     Outcome,
     Prepared,
     PrepareFailed,
@@ -51,21 +52,24 @@ from semel.protocol.invariants import (
     require,
 )
 from semel.protocol.order import order_to_commit
-from semel.protocol.plans import Plan
 from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclear, decided_plan, resolve_batch
 from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
 from semel.runtime.command import start_again
+from semel.runtime.commits import TELL_AFTER_S, Committers, Rhythm, Waiting, finished
 from semel.runtime.mend import choose_parts, replace_gone
 from semel.runtime.plans import Plans
 from semel.runtime.restore import StrangeMarks, restored, settle_plan
+from semel.runtime.work import MAY_MEND_ITSELF, Work, batch_failed, cause_of, stalled
 from semel.sinks.base import Context, Participant, StagedPart
 from semel.sources.lag import Lag
 
 #: Journals of this many checkpointed batches are kept for audits, as many as Spark keeps offsets of.
 BATCHES_KEPT = 100
 TIDY_EVERY_BATCHES = 100
-COMMITS_AT_ONCE = 16
+#: How much longer than its seconds a commit is waited for, so that a call which was given them can say why it failed.
+LAST_WORDS_S = 1.0
+CLOSE_S_MAX = 5.0
 
 _LOG = logging.getLogger("semel")
 T = TypeVar("T")
@@ -85,16 +89,19 @@ class Limits:
     """How often and how long a batch tries before the pipeline stops. All of it is the caller's.
 
     By default a store may be away for half a minute before the decision, and for a minute after it: a pipeline that
-    stops then leaves a batch visible in some stores and not in others.
+    stops then leaves a batch visible in some stores and not in others. `commit_patience_s` is all that the commit of a
+    decided batch may take, tries and pauses included, whatever a store does.
     """
 
     stage_patience_s: float = 40.0
     stage_pause_s: float = 0.25
     stage_pause_s_max: float = 5.0
-    commit_tries: int = 16
+    commit_patience_s: float = 60.0
     commit_pause_s: float = 0.25
     commit_pause_s_max: float = 5.0
     mends: int = 3
+    #: A commit that takes longer is told, with what it waits for.
+    tell_after_s: float = TELL_AFTER_S
 
 
 @dataclass(frozen=True)
@@ -132,20 +139,46 @@ class Coordinator:
     in_hand: Callable[[], Mapping[str, str]] = dict
     #: A store was away since the last tidying: it may hold what a lost try left.
     had_trouble: bool = False
+    #: Hears of a decided batch that waits for a sink.
+    tell: Callable[[Waiting], None] = lambda _: None
+    #: Whether the query is being stopped, asked while a commit takes long.
+    is_stopped: Callable[[], bool] = lambda: False
+    _under_way: Work | None = None
+    _abandoned: threading.Event = field(default_factory=threading.Event)
 
     def attempt(self, batch: int, number: int) -> Attempt:
         return Attempt(self.context.pipeline, batch, number, self.context.incarnation)
 
     @cached_property
-    def _committers(self) -> ThreadPoolExecutor:
-        """Threads are kept from batch to batch: to start some takes as long as to commit."""
-        return ThreadPoolExecutor(COMMITS_AT_ONCE, "semel-commit")
+    def _committers(self) -> Committers:
+        return Committers()
 
     def close(self) -> None:
+        """Let go of the sinks. One that does not come back is left to the end of the process."""
+        self.abandon()
         if "_committers" in self.__dict__:
             self._committers.shutdown()
+        if not finished(self._close_participants, CLOSE_S_MAX, "semel-close"):
+            _LOG.warning(
+                "a sink did not let go of its connections within %.0f s; they end with this process", CLOSE_S_MAX
+            )
+
+    def _close_participants(self) -> None:
         for participant in self.participants.values():
             participant.close()
+
+    def abandon(self) -> None:
+        """Wait for no commit any more. What is decided stays decided, and the next start completes it."""
+        self._abandoned.set()
+
+    def undone(self) -> SemelError | None:
+        """What must be said of the batch at hand if this process ends now: it is decided and not visible everywhere."""
+        work = self._under_way
+        if work is None:
+            return None
+        if work.is_deciding:
+            return DecisionUnknown(f"Batch {work.id} was stopped while its decision was being written.")
+        return stalled(work, "was stopped before it was") if work.open_now else None
 
     def tidy(self, batch: int) -> None:
         """Once in a while forget old journals; then, and after trouble, drop what is left up to this committed batch.
@@ -182,18 +215,19 @@ class Coordinator:
         how = "forwarded" if forwarded else "committed"
         return Report(batch, how, rows, work.batch.attempt - 1, staged, work.ms)
 
-    def open_work(self, batch: int) -> _Work:
+    def open_work(self, batch: int) -> Work:
         """Read the journal, then look for a newer claim, in this order, and ask the protocol what follows."""
         log = self._log
         journal = log.journal(batch)
         newest = self.context.incarnation + log.superseded(self.context.incarnation)
         resolution = resolve_batch(Facts(journal, self.context.incarnation, newest))
         if isinstance(resolution, Run):
-            return _Work(batch, Batch(resolution.attempt), journal)
+            return Work(batch, Batch(resolution.attempt), journal)
         if isinstance(resolution, CommitForward):
             known = {c.key: c for c in resolution.committables}
             self._require_known_sinks(known.values(), batch)
-            work = _Work(batch, decided(resolution.attempt, resolution.committables), journal, known)
+            work = Work(batch, decided(resolution.attempt, resolution.committables), journal)
+            work.take_on(known.values())
             work.plan = decided_plan(journal)
             return work
         if isinstance(resolution, StandDown):
@@ -206,7 +240,7 @@ class Coordinator:
             )
         raise ProtocolError(f"{resolution} cannot come of a batch that Spark asks for")
 
-    def _require_decided_plan(self, work: _Work) -> None:
+    def _require_decided_plan(self, work: Work) -> None:
         """Spark has handed over the rows of a decided batch: they must be those that it was decided for."""
         told = settle_plan(
             self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True, in_hand=self.in_hand()
@@ -214,12 +248,13 @@ class Coordinator:
         if told is not None:
             raise restored(work.id, told)
 
-    def drive(self, work: _Work, stage: Stage | None) -> bool:
+    def drive(self, work: Work, stage: Stage | None) -> bool:
         """Act until the protocol says that this driver is done with the batch. Returns whether rows were staged.
 
         Without a stage there are no rows to write: what is gone is left for when Spark brings them.
         """
         staged = False
+        self._under_way = work
         while work.state not in FINAL:
             action = ACTIONS[work.state]
             if action in (Action.STAGE, Action.RESTAGE):
@@ -233,7 +268,7 @@ class Coordinator:
         self._conclude(work)
         return staged
 
-    def _perform(self, action: Action, work: _Work, stage: Stage | None) -> Iterable[Event]:
+    def _perform(self, action: Action, work: Work, stage: Stage | None) -> Iterable[Event]:
         if stage is not None and action is Action.STAGE:
             yield self._stage(work, stage)
         elif stage is not None and action is Action.RESTAGE:
@@ -248,11 +283,11 @@ class Coordinator:
         else:
             raise ProtocolError(f"nothing to perform for {action}")
 
-    def _stage(self, work: _Work, stage: Stage) -> Event:
+    def _stage(self, work: Work, stage: Stage) -> Event:
         attempt = self.attempt(work.id, work.batch.attempt)
         return self._propose(work, lambda: self._prepare(attempt, self._staged(attempt, stage)))
 
-    def _restage(self, work: _Work, stage: Stage) -> Event:
+    def _restage(self, work: Work, stage: Stage) -> Event:
         """Run the plan again for every sink of which something is gone, and prepare what brings it back."""
         attempt = self.attempt(work.id, work.batch.attempt)
         work.mends += 1
@@ -267,7 +302,7 @@ class Coordinator:
             self.roll_back(attempt)
         return event
 
-    def _propose(self, work: _Work, prepare: Callable[[], tuple[Committable, ...]]) -> Event:
+    def _propose(self, work: Work, prepare: Callable[[], tuple[Committable, ...]]) -> Event:
         """Stage and prepare. Whatever fails, the error is kept for whoever rolls the batch back."""
         attempt = self.attempt(work.id, work.batch.attempt)
         try:
@@ -310,9 +345,7 @@ class Coordinator:
             prepared += participant.prepare(attempt, parts.get(sink, ()))
         return tuple(prepared)
 
-    def _mend(
-        self, work: _Work, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]
-    ) -> tuple[Committable, ...]:
+    def _mend(self, work: Work, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]) -> tuple[Committable, ...]:
         """What is gone is chosen for every sink before anything of it is prepared."""
         failpoint("batch.staged")
         try:
@@ -329,7 +362,7 @@ class Coordinator:
             prepared += replace_gone(mend, work.of(sink), participant.prepare(attempt, mend.wanted))
         return tuple(prepared)
 
-    def _decide(self, work: _Work) -> Event:
+    def _decide(self, work: Work) -> Event:
         mends = work.state is State.MENDED
         attempt = self.attempt(work.id, work.batch.attempt)
         decision = Decided(attempt, work.proposal, mends, None if mends else work.plan)
@@ -338,47 +371,91 @@ class Coordinator:
         if not decision.mends:
             require(decision_covers_every_sink(decision, self.participants))
             require(decision_carries_its_plan(decision))
+        work.is_deciding = True
         try:
             recorded = self._log.append(decision)
         except (StoreUnanswered, OSError) as error:
             work.error = error
             return DecisionUnanswered()
+        if recorded:
+            work.take_on(decision.committables)
+        work.is_deciding = False
         if not recorded:
             return DecisionRefused()
         failpoint("batch.decided")
         work.journal = (*work.journal, decision)
-        work.committables |= {c.key: c for c in decision.committables}
         return DecisionRecorded()
 
-    def _commit(self, work: _Work) -> Iterable[Event]:
+    def _commit(self, work: Work) -> Iterable[Event]:
         pending = order_to_commit((work.committables[key] for key in work.batch.pending), list(self.participants))
-        if len(pending) == 1:
-            outcomes = [self._commit_one(pending[0], work)]
-        else:
-            outcomes = list(self._committers.map(lambda c: self._commit_one(c, work), pending))
-        for committable, outcome in zip(pending, outcomes, strict=True):
+        work.give_up_at = self.clock() + self.limits.commit_patience_s
+        for committable, outcome in zip(pending, self._commit_all(pending, work), strict=True):
             yield CommitAnswered(committable.key, outcome)
 
-    def _commit_one(self, committable: Committable, work: _Work) -> Outcome:
-        """Ask until the sink gives an answer that is not "retry", within the limits."""
+    def _commit_all(self, pending: Sequence[Committable], work: Work) -> list[Outcome]:
+        """The answers of the sinks. What gave none before the time was over is to be asked again at the next start."""
+        rhythm = Rhythm(self.clock(), self.limits.tell_after_s)
+        answers = self._committers.answers(
+            lambda committable: self._commit_one(committable, work), pending, lambda: self._waits_on(work, rhythm)
+        )
+        for committable, outcome in zip(pending, answers, strict=True):
+            if outcome is None:
+                self.had_trouble = True
+                work.unanswered.add(committable.key)
+        return [Outcome.RETRY if outcome is None else outcome for outcome in answers]
+
+    def _waits_on(self, work: Work, rhythm: Rhythm) -> bool:
+        """Whether to wait for what is still open. Who waits says so, and looks whether anybody wants it to."""
+        now = self.clock()
+        if self._abandoned.is_set() or (now - rhythm.began > self.limits.tell_after_s and self.is_stopped()):
+            work.was_stopped = True
+            self.abandon()
+            return False
+        if rhythm.is_due(now):
+            patience_s, why = self.limits.commit_patience_s, work.said_last
+            waiting = Waiting(
+                work.id,
+                tuple(work.open_now),
+                tuple(work.visible_sinks),
+                rhythm.since,
+                now - rhythm.began,
+                patience_s,
+                why,
+            )
+            _LOG.warning("%s", waiting)
+            with suppress(Exception):  # whoever shows it must not end a batch that is decided
+                self.tell(waiting)
+        return now < work.give_up_at + LAST_WORDS_S
+
+    def _commit_one(self, committable: Committable, work: Work) -> Outcome:
+        """Ask until the sink gives an answer that is not "retry", or the time of the batch is over."""
         pause_s = self.limits.commit_pause_s
-        for tries_left in reversed(range(self.limits.commit_tries)):
+        while True:
             try:
-                outcome = self.participants[committable.sink].commit(committable)
-            except Exception as error:  # noqa: BLE001 - an error is not an answer: ask again, the marker tells
-                work.error = error
+                with within(work.give_up_at - self.clock()):
+                    outcome = self.participants[committable.sink].commit(committable)
+            except MAY_MEND_ITSELF as error:
+                # An error is not an answer: ask again, the marker tells.
+                work.errors[committable.key] = error
                 outcome = Outcome.RETRY
+            except Exception as error:  # noqa: BLE001 - the batch is decided, and this sink has no answer
+                self.had_trouble = True
+                work.errors[committable.key] = error
+                return Outcome.RETRY
             if outcome is not Outcome.RETRY:
+                work.outcomes[committable.key] = outcome
                 return outcome
             self.had_trouble = True
-            if tries_left:
-                why = _cause(work.error)
-                _LOG.warning("%s: %s is decided and not committed yet: %s.", committable.attempt, committable.key, why)
-                self.sleep(pause_s)
-                pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
-        return Outcome.RETRY
+            if pause_s > work.give_up_at - self.clock():
+                return Outcome.RETRY
+            why = cause_of(work.errors.get(committable.key))
+            _LOG.warning("%s: %s is decided and not committed yet: %s.", committable.attempt, committable.key, why)
+            self.sleep(pause_s)
+            if self._abandoned.is_set():
+                return Outcome.RETRY
+            pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
 
-    def _conclude(self, work: _Work) -> None:
+    def _conclude(self, work: Work) -> None:
         """Do what the table says of the final state: return, or raise what the user must know."""
         action = ACTIONS[work.state]
         if action is Action.RETURN:
@@ -386,27 +463,20 @@ class Coordinator:
         if action in (Action.ROLL_BACK, Action.WITHDRAW):
             self.roll_back(self.attempt(work.id, work.batch.attempt))
         if action is Action.ROLL_BACK:
-            raise _batch_failed(work) from work.error
+            raise batch_failed(work) from work.error
         if action in (Action.WITHDRAW, Action.STAND_DOWN):
             raise self._fenced(work.id)
         if work.state is State.UNKNOWN:
             raise DecisionUnknown(
                 f"The decision log {self._log.store.describe()} did not say whether it took the decision "
-                f"of batch {work.id}: {_cause(work.error)}."
+                f"of batch {work.id}: {cause_of(work.error)}."
             ) from work.error
-        open_ = ", ".join(work.open_sinks)
-        done = ", ".join(work.visible_sinks) or "no sink yet"
-        now = f"batch {work.id} is decided; visible in: {done}; still to commit: {open_}"
         if work.state is State.STALLED:
             if work.unmendable:
-                raise _batch_failed(work)
-            raise CommitStalled(
-                f"Batch {work.id} is decided but could not be committed to {open_}: {_cause(work.error)}.",
-                data_now=now,
-                remedy=f"Bring the sink back and {start_again()}: it commits what is left and runs nothing twice.",
-            ) from work.error
+                raise batch_failed(work)
+            raise stalled(work, "was stopped before it was" if work.was_stopped else "") from work.error_of_open
         doubt = ", ".join(work.sinks_of(work.batch.having(Outcome.IN_DOUBT)))
-        raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=now)
+        raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=work.data_now)
 
     def roll_back(self, attempt: Attempt) -> None:
         """Abort all branches of an attempt, those of tasks that never reported included. Best effort: starts sweep."""
@@ -461,82 +531,24 @@ class Coordinator:
 
     def _write_through(self, batch: int, stage: Stage, then: str) -> Report:
         attempt = self.attempt(batch, 0)
-        work = _Work(batch, Batch(0), ())
+        work = Work(batch, Batch(0), ())
         try:
             prepared = self._patiently(attempt, lambda: self._prepare(attempt, self._staged(attempt, stage)))
             failpoint("batch.prepared")
         except Exception as error:
             work.error = error
             self.roll_back(attempt)
-            raise _batch_failed(work) from error
+            raise batch_failed(work) from error
+        work.give_up_at = self.clock() + self.limits.commit_patience_s
+        work.take_on(prepared)
         for committable in prepared:
-            outcome = self._commit_one(committable, work)
+            (outcome,) = self._commit_all([committable], work)
             if outcome not in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
+                why = work.errors.get(committable.key)
                 raise CommitStalled(
-                    f"Batch {batch} could not be committed to {committable.sink}: {_cause(work.error)}.",
+                    f"Batch {batch} could not be committed to {committable.sink}: {work.why_open(committable.sink)}.",
                     data_now=f"some sinks may show batch {batch} already",
                     remedy=f"Bring the sink back and {start_again()}: {then}.",
-                ) from work.error
+                ) from why
         failpoint("batch.committed")
         return Report(batch, "committed", sum(c.rows for c in prepared))
-
-
-@dataclass
-class _Work:
-    """What the coordinator holds while it works on one batch."""
-
-    id: int
-    batch: Batch
-    journal: Journal
-    committables: dict[str, Committable] = field(default_factory=dict)
-    proposal: tuple[Committable, ...] = ()
-    plan: Plan | None = None
-    error: BaseException | None = None
-    mends: int = 0
-    #: The rows that are gone are not in a replay: to start again does not help.
-    unmendable: bool = False
-    ms: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def state(self) -> State:
-        return self.batch.state
-
-    @property
-    def broken_sinks(self) -> list[str]:
-        """The sinks of which something is gone."""
-        return self.sinks_of(self.batch.gone)
-
-    @property
-    def open_sinks(self) -> list[str]:
-        """The sinks that have yet to commit something."""
-        return self.sinks_of(self.batch.having(Outcome.RETRY) | self.batch.gone)
-
-    @property
-    def visible_sinks(self) -> list[str]:
-        """The sinks that show the batch, and those that show a part of it."""
-        done = self.batch.having(Outcome.COMMITTED) | self.batch.having(Outcome.ALREADY_COMMITTED)
-        undone = self.sinks_of(set(self.committables) - done)
-        return [f"part of {sink}" if sink in undone else sink for sink in self.sinks_of(done)]
-
-    def sinks_of(self, keys: Iterable[str]) -> list[str]:
-        """A sink may have a committable for each of its tasks. Users know sinks."""
-        return sorted({self.committables[key].sink for key in keys})
-
-    def of(self, sink: str) -> list[Committable]:
-        return [c for c in self.committables.values() if c.sink == sink]
-
-
-def _batch_failed(work: _Work) -> SemelError:
-    if isinstance(work.error, SemelError):
-        return work.error
-    return BatchFailed(f"Batch {work.id} failed before it was decided: {_cause(work.error)}.")
-
-
-def _cause(error: BaseException | None) -> str:
-    """The first line of an error, for the first line of ours."""
-    if error is None:
-        return "the sink gave no reason"
-    if isinstance(error, SemelError):
-        return error.what.rstrip(".")
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(". ")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, SemelError
 from semel.runtime.batch import Limits
 from semel.runtime.checks import (
     Guarantee,
@@ -18,12 +18,17 @@ from semel.runtime.checks import (
     check_streaming,
     check_trigger,
 )
+from semel.runtime.commits import Waiting, finished
 from semel.runtime.spark import BatchFunction, Checkpoint, Listener, check_rows
 from semel.sinks.base import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+#: How much longer than its grace a stop may take: to hear what a batch says in the end, and to end Spark's query.
+STOP_S_MAX = 15.0
+LAST_WORDS_S = 3.0
 
 CHECKPOINT = "checkpointLocation"
 CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
@@ -98,11 +103,16 @@ class StreamWriter:
         """Check, claim, recover, and hand over to Spark."""
         return self.launch().query
 
-    def launch(self, listener: Listener | None = None) -> Running:
-        """As `start`, with a handle that can stop between two batches. `listener` hears how each batch ended."""
+    def launch(self, listener: Listener | None = None, waiting: Callable[[Waiting], None] = lambda _: None) -> Running:
+        """As `start`, with a handle that can stop between two batches.
+
+        `listener` hears how each batch ended, and `waiting` of a decided batch that waits for a sink.
+        """
         check_sinks(self.sinks)
         check_sources(self.df._jdf.queryExecution().analyzed(), self.guarantee)
-        function = BatchFunction(self.sinks, self.guarantee, name=self.name, limits=self.limits, listener=listener)
+        function = BatchFunction(
+            self.sinks, self.guarantee, name=self.name, limits=self.limits, listener=listener, waiting=waiting
+        )
         check_rows(self.df, function.sinks)
         function.rows_checked = True
         spark = self.df.sparkSession
@@ -134,12 +144,23 @@ class Running:
     def stop(self, grace_s: float = 30.0) -> bool:
         """Stop after the batch that is being worked on, or in the middle of it when `grace_s` is over.
 
-        Returns whether the batch came to its end. Both are safe: the next start goes on from there.
+        Returns whether the batch came to its end. Both are safe: the next start goes on from there. Whatever a store
+        does, this returns within `grace_s` and STOP_S_MAX; `undone` says then what is decided and not committed.
         """
         whole = self.function.drain(grace_s)
+        if not whole:
+            # A commit that hangs is waited for no longer, and the batch says what is open.
+            self.function.abandon()
+            self.function.drain(LAST_WORDS_S)
+        return finished(self._stop_query, STOP_S_MAX - LAST_WORDS_S, "semel-stop") and whole
+
+    def _stop_query(self) -> None:
         self.query.stop()
         self.function.end()
-        return whole
+
+    def undone(self) -> SemelError | None:
+        """After a stop that was not whole: which batch is decided, where it is visible, and where it is not."""
+        return self.function.undone()
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semel import errors
-from semel.errors import CheckpointError, ConfigError, Fenced, QueryStopped, SemelError
+from semel.errors import CheckpointError, CommitStalled, ConfigError, Fenced, QueryStopped, SemelError
 from semel.runtime.batch import Report
+from semel.runtime.commits import Waiting, finished
 from semel.runtime.loading import load_pipelines, place_and_error, split_target
 from semel.runtime.pipeline import Pipeline, Running, StreamWriter
 from semel.runtime.session import SparkSettings, open_session
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.2
 GRACE_S = 30.0
+SPARK_STOP_S_MAX = 15.0
 
 
 @dataclass(frozen=True)
 class Happening:
-    """What `semel run` tells: a pipeline "started", ended a "batch", "stopped" or "failed"."""
+    """What `semel run` tells: a pipeline "started", ended a "batch", "stopped" or "failed", or is "waiting".
+
+    Who waits has a decided batch that is `visible_in` some sinks and not in those that it `waits_for`.
+    """
 
     event: str
     pipeline: str
@@ -43,6 +48,10 @@ class Happening:
     lag_by_partition: Mapping[str, int] | None = None
     warning: str = ""
     error: str = ""
+    waits_for: tuple[str, ...] = ()
+    visible_in: tuple[str, ...] = ()
+    since: str = ""
+    seconds: float = 0.0
     at: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
 
 
@@ -56,13 +65,19 @@ def as_it_is(writer: StreamWriter) -> StreamWriter:
 
 
 def exit_code(error: BaseException) -> int:
-    """What a shell or a supervisor may act on: 2 means that the same start would fail again, 3 that another runs."""
+    """What a shell or a supervisor may act on.
+
+    2 means that the same start would fail again, 3 that another runs, 4 that a batch is decided and not visible in
+    every sink: do not leave it stopped.
+    """
     if isinstance(error, Fenced):
         return 3
+    if isinstance(error, CommitStalled):
+        return 4
     return 2 if isinstance(error, ConfigError | CheckpointError) else 1
 
 
-def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_is) -> None:
+def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_is, *, grace_s: float = GRACE_S) -> None:
     """Run the pipelines of `FILE[:NAME]` until they end, one fails, or a signal says stop. Raises what failed."""
     with StopSignals() as stop:
         pipelines = load_pipelines(target)
@@ -70,7 +85,7 @@ def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_i
         spark = open_session(settings, pipelines)
         # PySpark takes SIGINT for itself when its context starts.
         stop.install()
-        with all_stopped(spark, stop, hear) as runs:
+        with all_stopped(spark, stop, hear, grace_s) as runs:
             for pipeline in pipelines:
                 runs.append(launch(pipeline, spark, path, hear, adapt))
             with jvm_watched():
@@ -116,9 +131,22 @@ def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear, adap
         )
 
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be started", path):
-        running = writer.launch(listener)
+        running = writer.launch(listener, lambda waiting: hear(_waiting(pipeline.name, waiting)))
     hear(Happening("started", pipeline.name))
     return Run(pipeline.name, running)
+
+
+def _waiting(pipeline: str, waiting: Waiting) -> Happening:
+    return Happening(
+        "waiting",
+        pipeline,
+        waiting.batch,
+        warning=waiting.why,
+        waits_for=waiting.sinks,
+        visible_in=waiting.visible,
+        since=waiting.since,
+        seconds=round(waiting.seconds, 1),
+    )
 
 
 @contextmanager
@@ -214,50 +242,64 @@ def _first_line(text: str) -> str:
 
 
 @contextmanager
-def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear) -> Iterator[list[Run]]:
+def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S) -> Iterator[list[Run]]:
     """However the block ends, every pipeline is stopped after its current batch; a second signal does not wait."""
     runs: list[Run] = []
     try:
         yield runs
     except BaseException:
-        stop_all(runs, spark, stop, hear)
+        stop_all(runs, spark, stop, hear, grace_s)
         raise
-    failures = stop_all(runs, spark, stop, hear)
+    failures = stop_all(runs, spark, stop, hear, grace_s)
     if failures:
         raise failures[0]
 
 
-def stop_all(runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: Hear) -> list[SemelError]:
+def stop_all(
+    runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S
+) -> list[SemelError]:
     """Returns the failures that nobody has been told of yet: a batch may fail while it is waited for."""
     stop.at_once = lambda number: _die(spark, number)
     failures = []
     for run in runs:
         # Whatever goes wrong while stopping, the batch is safe: the next start completes it or rolls it back.
         with suppress(Exception):
-            failure = _stop(run, hear)
+            failure = _stop(run, hear, grace_s)
             failures += [failure] if failure else []
     with suppress(Exception):
-        spark.stop()
+        if not finished(spark.stop, SPARK_STOP_S_MAX, "semel-stop-spark"):
+            # Something in it hangs. It is ours, and all that it could still do is safe to cut off.
+            _kill_jvm(spark)
     return failures
 
 
-def _stop(run: Run, hear: Hear) -> SemelError | None:
-    run.running.stop(GRACE_S)
+def _stop(run: Run, hear: Hear, grace_s: float) -> SemelError | None:
+    whole = False
+    with suppress(Exception):  # of Spark, which does not keep us from saying what is open
+        whole = run.running.stop(grace_s)
     if run.told:
         return None
     run.told = True
     # Being cut off by the stop itself is no failure, so only what semel raised counts.
-    found = error_in(str(run.running.query.exception() or ""))
+    found = None
+    with suppress(Exception):  # a JVM that says nothing does not keep us from saying what we know
+        found = error_in(str(run.running.query.exception() or ""))
     failure = None if isinstance(found, QueryStopped) else found
+    if failure is None and not whole:
+        failure = run.running.undone()
     hear(Happening("failed" if failure else "stopped", run.name, error=str(failure or "")))
     return failure
 
 
 def _die(spark: SparkSession, number: int) -> None:
-    gateway: Any = spark.sparkContext._gateway
-    with suppress(Exception):
-        gateway.proc.kill()
+    _kill_jvm(spark)
     os._exit(128 + number)
+
+
+def _kill_jvm(spark: SparkSession) -> None:
+    with suppress(Exception):
+        gateway: Any = spark.sparkContext._gateway
+        gateway.proc.kill()
 
 
 class StopSignals:

@@ -29,6 +29,7 @@ from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
+from semel.runtime.commits import Waiting
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
 from semel.runtime.plans import NO_OFFSET, SparkPlans, offsets_of
 from semel.runtime.startup import start_exactly_once, start_weaker
@@ -113,12 +114,15 @@ class BatchFunction:
         name: str = "",
         limits: Limits = Limits(),
         listener: Listener | None = None,
+        waiting: Callable[[Waiting], None] = lambda _: None,
     ) -> None:
         self.sinks = tuple(sink.among(sinks) for sink in sinks)
         self.guarantee: Guarantee = guarantee
         self.name = name
         self.limits = limits
         self.listener = listener
+        #: Hears of a decided batch that waits for a sink.
+        self.waiting = waiting
         self.draining = False
         #: Whether the sinks were asked about the rows before the query was started.
         self.rows_checked = False
@@ -126,6 +130,9 @@ class BatchFunction:
         self._run_id = ""
         self._checkpoint: Checkpoint | None = None
         self._coordinator: Coordinator | None = None
+        #: As above, but still known when it is closed.
+        self._latest: Coordinator | None = None
+        self._ending = threading.Lock()
         self._progress: KafkaProgress | None = None
         self._limit = ArrowLimit()
 
@@ -145,19 +152,24 @@ class BatchFunction:
                 default_name=checkpoint.store.describe(),
                 limits=self.limits,
                 under_way=under_way,
+                tell=self.waiting,
             )
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
             self._coordinator = start_weaker(log, self.sinks, identity, checkpoint.store.describe())
+            self._coordinator.tell = self.waiting
+        self._latest = self._coordinator
 
     def end(self) -> None:
         """Let go of the sinks, and of the broker that is told how far we came."""
-        if self._progress is not None:
-            self._progress.close()
-            self._progress = None
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
+        # Whoever stops the query and the batch that fails meanwhile may both come here.
+        with self._ending:
+            progress, self._progress = self._progress, None
+            coordinator, self._coordinator = self._coordinator, None
+        if progress is not None:
+            progress.close()
+        if coordinator is not None:
+            coordinator.close()
 
     def drain(self, grace_s: float) -> bool:
         """Let the batch that is being worked on come to its end and begin no other. False when it took too long."""
@@ -166,6 +178,15 @@ class BatchFunction:
         if whole:
             self._busy.release()
         return whole
+
+    def abandon(self) -> None:
+        """Wait for no commit any more: what is decided stays decided, and the next start completes it."""
+        if self._latest is not None:
+            self._latest.abandon()
+
+    def undone(self) -> SemelError | None:
+        """What must be said of a batch that is decided and not visible everywhere, if this process ends now."""
+        return self._latest.undone() if self._latest is not None else None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         with self._busy:
@@ -186,6 +207,7 @@ class BatchFunction:
         query = RunningQuery(df)
         coordinator = self._coordinator_for(query, df, batch_id)
         coordinator.in_hand = partial(self._in_hand, query, batch_id)
+        coordinator.is_stopped = lambda: not query.is_active
         progress = self._progress_of(query)
         progress.began(batch_id)
         report = self._run(coordinator, df, batch_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from semel.decisions.log import DecisionLog, Identity
@@ -14,6 +14,7 @@ from semel.protocol.order import order_to_prepare
 from semel.protocol.recovery import Fate, effective_committables, resolve_leftover
 from semel.protocol.refusals import Holder, Refusal, SinkFacts, refuse_holder, refuse_replaced, refuse_rolled_back
 from semel.runtime.batch import Coordinator, Limits
+from semel.runtime.commits import Waiting
 from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run, restore_plans
 from semel.sinks.base import UNSAID, Context, Participant, Remains, Sink
@@ -30,11 +31,12 @@ def start_exactly_once(
     default_name: str,
     limits: Limits = Limits(),
     under_way: int | None = None,
+    tell: Callable[[Waiting], None] = lambda _: None,
 ) -> Coordinator:
     """Claim, fence, settle, sweep; then the pipeline may run. `under_way` is a batch that Spark runs already."""
     next_batch = plans.next_batch()
     coordinator = _claim(log, sinks, identity, default_name, marked=True, limits=limits)
-    coordinator.plans = plans
+    coordinator.plans, coordinator.tell = plans, tell
     coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
     try:
         _recover(coordinator, log, plans, next_batch, under_way)

@@ -29,7 +29,7 @@ PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
 #: As often as Spark tries a task (spark.task.maxFailures, which is 4 there).
 TASK_TRIES = 2
 #: Short, so that a store that is away for some calls is too long away for some batches.
-LIMITS = Limits(stage_patience_s=2.0, stage_pause_s=0.5, stage_pause_s_max=1.0, commit_tries=4, mends=2)
+LIMITS = Limits(stage_patience_s=2.0, stage_pause_s=0.5, stage_pause_s_max=1.0, commit_patience_s=2.5, mends=2)
 
 
 class Query:

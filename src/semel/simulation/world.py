@@ -25,10 +25,11 @@ from semel.errors import (
     PlanRestored,
     SinkUnavailable,
 )
-from semel.protocol.events import Decided
+from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import batch as batch_module
 from semel.runtime import startup as startup_module
 from semel.runtime.plans import commits_of, offsets_of
+from semel.runtime.work import Work
 from semel.simulation.audit import Anomaly, Witness
 from semel.simulation.checkpoint import Checkpoint, ConcurrentQueries
 from semel.simulation.faults import draw_plan
@@ -253,10 +254,10 @@ class InSeededOrder:
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
 
-    def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    def answers(self, ask: Callable[[T], R], items: Iterable[T], go_on: Callable[[], bool]) -> list[R | None]:  # noqa: ARG002 - nobody has to wait
         pending = list(enumerate(items))
         self.dice.shuffle(pending)
-        done = {index: work(item) for index, item in pending}
+        done = {index: ask(item) for index, item in pending}
         return [done[index] for index in sorted(done)]
 
     def shutdown(self) -> None:
@@ -271,6 +272,14 @@ class SimulatedCoordinator(batch_module.Coordinator):
     @cached_property
     def _committers(self) -> Any:
         return InSeededOrder(self.dice)
+
+    def _commit_one(self, committable: Committable, work: Work) -> Outcome:
+        """Here one sink is asked after the other; those who are asked at the same time have the same seconds."""
+        work.give_up_at = self.clock() + self.limits.commit_patience_s
+        return super()._commit_one(committable, work)
+
+    def close(self) -> None:
+        self._close_participants()
 
 
 @contextmanager

@@ -157,7 +157,9 @@ class Participant(ABC):
     def commit(self, committable: Committable) -> Outcome:
         """Make it visible. Idempotent, and works from a fresh process with nothing but the committable.
 
-        Raises SinkUnavailable when the store does not answer: that is no outcome, and the coordinator asks again.
+        Raises SinkUnavailable when the store does not answer: that is no outcome, and the coordinator asks again. Any
+        other error is one of a program, which does not mend itself. The call has as long as `semel.deadline` says;
+        after that the coordinator does not wait for it any more, and only the marker tells what came of it.
         """
 
     @abstractmethod

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from semel.deadline import limited
 from semel.errors import BatchFailed, ConfigError, Fenced, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch, to_sink_name
@@ -258,7 +259,7 @@ class _KafkaParticipant(Participant):
     def _write(self, partition: int, key: bytes, value: bytes | None) -> None:
         """A record of the driver's own in the control topic."""
         sink = self.sink
-        write_record(sink.producer_settings(), sink.control_topic, partition, key, value, sink.timeout_s)
+        write_record(sink.producer_settings(), sink.control_topic, partition, key, value, limited(sink.timeout_s))
 
     def _fence(self) -> Fence:
         c = self.context
@@ -418,7 +419,7 @@ class _KafkaParticipant(Participant):
 
     def _settle(self, committable: Committable, name: str, answer: str) -> Outcome:
         """The broker did not say what happened: wait until the marker does."""
-        deadline = time.monotonic() + self.sink.timeout_s
+        deadline = time.monotonic() + limited(self.sink.timeout_s)
         while time.monotonic() < deadline:
             outcome = self._known_outcome(committable, name)
             if outcome is not None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from semel.deadline import limited
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.kafka_options import connection_options, java_to_librdkafka
 from semel.sinks.kafka_reach import ACL_REMEDY, LOGIN_REMEDY, Reach
@@ -311,7 +312,7 @@ class Wire:
         """Ask until there is an answer that means something. Asking twice is safe for every request in here."""
         from kafka.errors import KafkaError
 
-        deadline, pause_s = time.monotonic() + self.timeout_s, RETRY_PAUSE_S
+        deadline, pause_s = time.monotonic() + limited(self.timeout_s), RETRY_PAUSE_S
         while True:
             try:
                 answer: T = self._manager.run(self._within, ask, deadline - time.monotonic())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from semel.deadline import limited
 from semel.errors import ConfigError, SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.sinks.base import Context
@@ -120,8 +121,8 @@ class Place(SqlPlace):
                 charset="utf8mb4",
                 autocommit=True,
                 local_infile=True,
-                connect_timeout=max(2, self.seconds),
-                read_timeout=max(2, self.seconds),
+                connect_timeout=max(2, limited(self.seconds)),
+                read_timeout=max(2, limited(self.seconds)),
                 write_timeout=STATEMENT_S_MAX,
             )
             self._set_up(connection)
@@ -308,7 +309,7 @@ def end_prepared(place: Place, run: Run, verb: str, branch: Branch) -> bool:
     answer is OK, nothing is done, and the name is forgotten while the rows stay locked. So it is the ledger row that
     says whether it ended, and a transaction that has lost its name gets it back, to be rolled back by it.
     """
-    deadline = time.monotonic() + place.timeout_s
+    deadline = time.monotonic() + limited(place.timeout_s)
     while True:
         known = _ended(run, verb, branch)
         now = fate(run, branch)
@@ -353,7 +354,7 @@ def _roll_back_nameless(place: Place, run: Run, branch: Branch) -> None:
 
 def wait_for_session_end(place: Place, run: Run, session: int) -> None:
     """A connection that is closed ends a little later in the server, and with it what it held."""
-    deadline = time.monotonic() + place.timeout_s
+    deadline = time.monotonic() + limited(place.timeout_s)
     while run("SELECT 1 FROM information_schema.processlist WHERE id = %s", (session,)):
         if time.monotonic() > deadline:
             raise SinkUnavailable(f"MySQL does not end session {session}, which was closed.")
@@ -394,6 +395,8 @@ class MySqlStore(Store):
         return not connection.open
 
     def run(self, connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
+        # Who reads in vain for so long closes the connection: what became of the statement is not known then.
+        connection._read_timeout = connection._write_timeout = limited(STATEMENT_S_MAX)
         return execute(connection, sql, values, **self.place.names, **names)
 
     def begin(self, connection: Any, branch: Branch | None) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from semel.deadline import limited, seconds_left
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId, parse_branch
 from semel.sinks.postgres_types import Column
@@ -82,16 +84,17 @@ class Place(SqlPlace):
     def connect(self, application: str) -> psycopg.Connection[Any]:
         """A connection in autocommit, whose open transaction nobody ends for being idle or long."""
         client = psycopg_()
+        kind = connection_type()
         # Zero would mean to wait forever.
         milliseconds = str(int(min(max(self.timeout_s * 1000, 1), MILLISECONDS_MAX)))
         seconds = max(2, int(milliseconds) // 1000)
         try:
-            connection: psycopg.Connection[Any] = client.connect(
+            connection: psycopg.Connection[Any] = kind.connect(
                 self.url,
                 autocommit=True,
                 prepare_threshold=None,
                 application_name=application,
-                connect_timeout=seconds,
+                connect_timeout=max(2, int(limited(seconds))),
                 # A machine that vanished is noticed after about that time, too.
                 tcp_user_timeout=milliseconds,
                 keepalives_idle=max(1, seconds // 2),
@@ -114,6 +117,44 @@ class Place(SqlPlace):
                 raise SinkUnavailable(f"PostgreSQL cannot be reached: {one_line(error)}.") from None
             raise ConfigError(f"PostgreSQL does not take the settings of a session: {one_line(error)}.") from None
         return connection
+
+
+@cache
+def connection_type() -> Any:
+    """psycopg's connection, but one that waits for an answer no longer than `semel.deadline` says.
+
+    No setting of the server does that. A COMMIT that waits for a synchronous standby does not end by
+    `statement_timeout` (SyncRepWaitForLSN), and a server that has stopped ends nothing. So it is the client that gives
+    up: it closes the connection, and what became of the statement is not known. It is not cancelled: a COMMIT that is
+    cancelled while it waits for a standby becomes visible without it.
+    """
+    client = psycopg_()
+
+    class Connection(client.Connection):  # type: ignore[misc, name-defined] # the client is imported late
+        def wait(self, gen: Any, *values: Any, **named: Any) -> Any:
+            left = seconds_left()
+            if left is None:
+                return super().wait(gen, *values, **named)
+            try:
+                return super().wait(_until(gen, time.monotonic() + left), *values, **named)
+            except TimeoutError:
+                self.close()
+                raise client.OperationalError(f"no answer within {left:.0f} s") from None
+
+    return Connection
+
+
+def _until(gen: Any, give_up_at: float) -> Generator[Any, Any, Any]:
+    """The steps of a call to the server. The client looks in now and then, also when nothing has come."""
+    try:
+        step = next(gen)
+        while True:
+            ready = yield step
+            if not ready and time.monotonic() > give_up_at:
+                raise TimeoutError
+            step = gen.send(ready)
+    except StopIteration as end:
+        return end.value
 
 
 URL_REMEDY = (

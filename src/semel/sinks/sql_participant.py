@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from semel.deadline import within
 from semel.errors import BatchFailed, ConfigError, Fenced
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
@@ -24,6 +25,8 @@ from semel.sinks.sql_ahead import Ahead
 from semel.sinks.sql_store import Held, Session, StagedGone, piece_name, stage_table
 
 LEDGER_BATCHES_KEPT = 1_000
+#: At the least, for all that a start asks of a database before it may write.
+FENCE_S_MIN = 20.0
 #: Where tasks write the ledger, the driver prunes it now and then.
 PRUNED_EVERY_BATCHES = 100
 #: The ledger row of a batch that the driver moves as a whole; a task's own has the name of its branch.
@@ -42,7 +45,9 @@ class SqlParticipant(Participant):
     # Who may write ----------------------------------------------------------------------------------------------------
 
     def fence(self) -> None:
-        with self.sink.translated("did not let us fence", refused=ConfigError):
+        # The start waits for a server, but not for ever: its COMMIT may wait for a standby that is away.
+        limit = within(max(FENCE_S_MIN, self.sink.timeout_s))
+        with limit, self.sink.translated("did not let us fence", refused=ConfigError):
             self.store.create_bookkeeping()
             self._refuse_if_older(self.store.query)
             self.store.end_older_sessions()

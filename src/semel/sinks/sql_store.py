@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Any, ClassVar, TypeVar
 
+from semel.deadline import seconds_left, within_half
+from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, parse_branch
 from semel.sinks.base import Context
 
@@ -172,6 +174,17 @@ class Store(ABC):
         """End the open transaction of a connection so that it is prepared. The connection is usable afterwards, or
         broken."""
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One sink at a time. Who has the connections may wait for the server; others give up when their time ends."""
+        left = seconds_left()
+        if not self.lock.acquire(timeout=-1 if left is None else left):
+            raise SinkUnavailable(f"Another sink of this database waits for the server, for more than {left:.0f} s.")
+        try:
+            yield
+        finally:
+            self.lock.release()
+
     # Two connections --------------------------------------------------------------------------------------------------
 
     def query(self, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
@@ -179,10 +192,11 @@ class Store(ABC):
 
         A connection that was idle for long may be found dead; then there is another one.
         """
-        with self.lock:
+        with self.locked():
             connection = self._side_connection()
             try:
-                return self.run(connection, sql, values, **names)
+                with within_half():
+                    return self.run(connection, sql, values, **names)
             except Exception:
                 if not self.is_broken(connection):
                     raise
@@ -191,7 +205,7 @@ class Store(ABC):
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """A transaction of its own: committed at the end, rolled back on any error."""
-        with self.lock:
+        with self.locked():
             # Nothing is done yet: a connection that is found dead is made anew.
             self.query("BEGIN")
             connection = self._side
@@ -238,11 +252,12 @@ class Store(ABC):
 
     def commit(self, held: Held | None) -> bool:
         """Commit what is held; also true when another sink has done so. False when it is not there any more."""
-        with self.lock:
+        with self.locked():
             if held is None or self._held is not held:
                 return held is not None and self._ended is held
             try:
-                self.run(self._holder, "COMMIT")
+                with within_half():
+                    self.run(self._holder, "COMMIT")
             except BaseException:
                 # Whether it came to pass only the ledger can say.
                 self._held = None

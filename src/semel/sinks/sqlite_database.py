@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from semel.deadline import limited
 from semel.errors import ConfigError, SinkUnavailable
 from semel.ids import Attempt
 from semel.sinks.base import Context
@@ -44,6 +45,7 @@ class Database:
         self.lock = threading.RLock()
         self.users = 0
         self._key = (path, context)
+        self._timeout_s = timeout_s
         self._held: Attempt | None = None
         self._ended: Attempt | None = None
         self._connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
@@ -160,8 +162,13 @@ class Database:
         """Whether the transaction committed last was the one that this attempt prepared."""
         return self._ended == attempt
 
+    def _wait_no_longer_than(self, seconds: float) -> None:
+        """For a lock that another connection holds."""
+        self._connection.execute(f"PRAGMA busy_timeout = {min(int(seconds * 1000), 2**31 - 1)}")
+
     def commit(self) -> None:
         try:
+            self._wait_no_longer_than(limited(self._timeout_s))
             self._connection.execute("COMMIT")
         except BaseException:
             self._roll_back()
@@ -182,6 +189,7 @@ class Database:
 
     def _begin(self, purpose: str) -> None:
         try:
+            self._wait_no_longer_than(limited(self._timeout_s))
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             raise SinkUnavailable(

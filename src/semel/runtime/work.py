@@ -1,0 +1,147 @@
+"""What the coordinator holds while it works on one batch, and what must be said of it when it does not end well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from semel.errors import BatchFailed, CommitStalled, SemelError, SinkUnavailable
+from semel.protocol.events import Committable, Journal, Outcome
+from semel.protocol.plans import Plan
+from semel.protocol.states import State
+from semel.protocol.step import Batch
+from semel.runtime.command import start_again
+
+#: What can mend itself, so that it is worth asking again. Any other error is one of a program.
+MAY_MEND_ITSELF = (SinkUnavailable, OSError)
+
+
+@dataclass
+class Work:
+    """What the coordinator holds while it works on one batch."""
+
+    id: int
+    batch: Batch
+    journal: Journal
+    committables: dict[str, Committable] = field(default_factory=dict)
+    proposal: tuple[Committable, ...] = ()
+    plan: Plan | None = None
+    error: BaseException | None = None
+    mends: int = 0
+    #: The rows that are gone are not in a replay: to start again does not help.
+    unmendable: bool = False
+    ms: dict[str, float] = field(default_factory=dict)
+    #: By key: how the sinks answered so far, and the last error of each.
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    errors: dict[str, BaseException] = field(default_factory=dict)
+    #: The keys of those that did not answer in time.
+    unanswered: set[str] = field(default_factory=set)
+    give_up_at: float = 0.0
+    was_stopped: bool = False
+    is_deciding: bool = False
+
+    def take_on(self, committables: Iterable[Committable]) -> None:
+        """These are to be committed. Those of a mend take the place of what is gone."""
+        for committable in committables:
+            self.outcomes.pop(committable.key, None)
+            self.errors.pop(committable.key, None)
+            self.committables[committable.key] = committable
+
+    @property
+    def state(self) -> State:
+        return self.batch.state
+
+    @property
+    def broken_sinks(self) -> list[str]:
+        """The sinks of which something is gone."""
+        return self.sinks_of(self.batch.gone)
+
+    @property
+    def open_sinks(self) -> list[str]:
+        """The sinks that have yet to commit something."""
+        doubtful = self.batch.having(Outcome.IN_DOUBT)
+        return self.sinks_of(set(self.committables) - self._visible - doubtful)
+
+    @property
+    def visible_sinks(self) -> list[str]:
+        """The sinks that show the batch, and those that show a part of it."""
+        undone = self.open_now
+        return [f"part of {sink}" if sink in undone else sink for sink in self.sinks_of(self._visible)]
+
+    @property
+    def open_now(self) -> list[str]:
+        """The sinks of which something is decided and not known to be visible."""
+        return self.sinks_of(set(self.committables) - self._visible)
+
+    @property
+    def _visible(self) -> set[str]:
+        seen = dict(self.outcomes)
+        return {key for key, o in seen.items() if o in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)}
+
+    @property
+    def data_now(self) -> str:
+        done, open_ = ", ".join(self.visible_sinks) or "no sink yet", ", ".join(self.open_sinks)
+        return f"batch {self.id} is decided; visible in: {done}; still to commit: {open_}"
+
+    @property
+    def error_of_open(self) -> BaseException | None:
+        """Why something is not committed; of several causes that of the first sink."""
+        own = [error for sink in self.open_now if (error := self.error_of(sink)) is not None]
+        return own[0] if own else self.error
+
+    def error_of(self, sink: str) -> BaseException | None:
+        found = dict(self.errors)
+        own = [found[c.key] for c in self.of(sink) if c.key in found and c.key not in self._visible]
+        # What cannot mend itself comes first: it must be mended by somebody.
+        return min(own, key=lambda error: isinstance(error, MAY_MEND_ITSELF), default=None)
+
+    @property
+    def said_last(self) -> str:
+        return "; ".join(f"{s}: {cause_of(e)}" for s in self.open_now if (e := self.error_of(s)) is not None)
+
+    def why_open(self, sink: str) -> str:
+        error = self.error_of(sink) or self.error
+        if error is None and any(c.key in self.unanswered for c in self.of(sink)):
+            return "it gave no answer"
+        return cause_of(error)
+
+    def sinks_of(self, keys: Iterable[str]) -> list[str]:
+        """A sink may have a committable for each of its tasks. Users know sinks."""
+        return sorted({self.committables[key].sink for key in keys})
+
+    def of(self, sink: str) -> list[Committable]:
+        return [c for c in self.committables.values() if c.sink == sink]
+
+
+def batch_failed(work: Work) -> SemelError:
+    if isinstance(work.error, SemelError):
+        return work.error
+    return BatchFailed(f"Batch {work.id} failed before it was decided: {cause_of(work.error)}.")
+
+
+def stalled(work: Work, stopped: str) -> CommitStalled:
+    """The batch is decided and not visible everywhere, because it took too long or because it was stopped."""
+    # One that answers after all, when nobody waits for it any more, is visible by now: the next line says so.
+    sinks = work.open_now or work.sinks_of(work.unanswered)
+    causes = "; ".join(f"{sink}: {work.why_open(sink)}" for sink in sinks)
+    error = work.error_of_open
+    how = "Bring the sink back"
+    if error is not None and not isinstance(error, (*MAY_MEND_ITSELF, SemelError)):
+        how = "This error does not mend itself: correct the sink or its settings"
+    elif work.unanswered and not stopped:
+        how = "Bring the sink back, or give it more time (commit_limits, commit_patience_s),"
+    return CommitStalled(
+        f"Batch {work.id} is decided {f'and {stopped}' if stopped else 'but could not be'} committed to {causes}.",
+        data_now=work.data_now,
+        remedy=f"{how} and {start_again()}: it commits what is left and runs nothing twice.",
+    )
+
+
+def cause_of(error: BaseException | None) -> str:
+    """The first line of an error, for the first line of ours."""
+    if error is None:
+        return "the sink gave no reason"
+    if isinstance(error, SemelError):
+        return error.what.rstrip(".")
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(". ")

@@ -1,0 +1,128 @@
+"""Queries that are stopped while a store never answers."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import semel
+from semel.errors import CommitStalled
+from semel.runtime.batch import Limits, Report
+from semel.runtime.pipeline import STOP_S_MAX, Running, StreamWriter
+from semel.runtime.runner import error_in
+from semel.sinks.sqlite import _SqliteParticipant
+from tests.processes import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: On a machine that is busy with other tests.
+SLACK_S = 15.0
+GRACE_S = 0.5
+
+
+class Hang:
+    """The SQLite store hangs in one step, in its second sink, until it is let go."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, step: str) -> None:
+        self.met = threading.Event()
+        self.released = threading.Event()
+        real = getattr(_SqliteParticipant, step)
+
+        def hang(participant: Any, *values: Any) -> Any:
+            if participant.sink.name == "second" and not self.released.is_set():
+                self.met.set()
+                self.released.wait(300)
+            return real(participant, *values)
+
+        patch.setattr(_SqliteParticipant, step, hang)
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Hang]]:
+    made: list[Hang] = []
+
+    def make(step: str) -> Hang:
+        made.append(Hang(monkeypatch, step))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.released.set()
+
+
+def writer(stream: DataFrame, folder: Path) -> StreamWriter:
+    sinks = [semel.Sqlite(str(folder / f"{name}.db"), "out", name=name) for name in ("first", "second")]
+    made = semel.write(stream).to(*sinks).option("checkpointLocation", str(folder / "c"))
+    return made.commit_limits(Limits(commit_patience_s=600, tell_after_s=0.5))
+
+
+def rows(folder: Path, name: str) -> int:
+    with closing(sqlite3.connect(folder / f"{name}.db")) as connection:
+        return int(connection.execute("SELECT count(*) FROM out").fetchone()[0])
+
+
+def require_told(error: BaseException | None) -> None:
+    assert isinstance(error, CommitStalled)
+    assert error.what == "Batch 0 is decided and was stopped before it was committed to second: it gave no answer."
+    assert error.data_now == "batch 0 is decided; visible in: first; still to commit: second"
+
+
+def require_completed_by_the_next_start(stream: DataFrame, folder: Path) -> None:
+    reports: list[Report] = []
+    running = writer(stream, folder).trigger(availableNow=True).launch(reports.append)
+    running.query.awaitTermination()
+    running.function.end()
+    assert [(r.batch, r.how) for r in reports] == [(0, "forwarded"), (1, "committed")]
+    assert (rows(folder, "first"), rows(folder, "second")) == (20, 20)
+
+
+def test_a_stop_returns_within_its_grace_though_a_commit_hangs_and_says_what_is_open(
+    stream: DataFrame, tmp_path: Path, hang: Callable[[str], Hang]
+) -> None:
+    stuck = hang("commit")
+    running = writer(stream, tmp_path).launch()
+    assert stuck.met.wait(120)
+    began = time.monotonic()
+    assert running.stop(GRACE_S) is False
+    assert time.monotonic() - began < GRACE_S + STOP_S_MAX + SLACK_S
+    wait_until(lambda: not running.query.isActive)
+    require_told(running.undone())
+    require_told(error_in(str(running.query.exception())))
+    assert rows(tmp_path, "first") == 10
+    stuck.released.set()
+    require_completed_by_the_next_start(stream, tmp_path)
+
+
+def test_spark_s_own_stop_ends_the_waiting_too(stream: DataFrame, tmp_path: Path, hang: Callable[[str], Hang]) -> None:
+    stuck = hang("commit")
+    query = writer(stream, tmp_path).start()
+    assert stuck.met.wait(120)
+    began = time.monotonic()
+    query.stop()
+    assert time.monotonic() - began < SLACK_S
+    require_told(error_in(str(query.exception())))
+    stuck.released.set()
+    require_completed_by_the_next_start(stream, tmp_path)
+
+
+def test_a_stop_returns_within_its_grace_though_a_store_hangs_before_the_decision(
+    stream: DataFrame, tmp_path: Path, hang: Callable[[str], Hang]
+) -> None:
+    stuck = hang("prepare")
+    running: Running = writer(stream, tmp_path).launch()
+    assert stuck.met.wait(120)
+    began = time.monotonic()
+    assert running.stop(GRACE_S) is False
+    assert time.monotonic() - began < GRACE_S + STOP_S_MAX + SLACK_S
+    # Nothing is decided, so there is nothing to say.
+    assert running.undone() is None
+    stuck.released.set()
+    wait_until(lambda: not running.query.isActive)

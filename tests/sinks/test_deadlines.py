@@ -1,0 +1,244 @@
+"""Real servers that keep a decided batch waiting: a standby that is away, somebody else's locks, a halted broker.
+
+The coordinator gives up when its seconds are over, says what is visible and what is not, and what comes after it
+commits the batch, once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from semel.decisions.log import DecisionLog
+from semel.decisions.memory import MemoryStore
+from semel.dev.kafka import KafkaCluster
+from semel.dev.mariadb import MariaDbServer
+from semel.dev.postgres import PostgresServer
+from semel.errors import CommitStalled, SinkUnavailable
+from semel.ids import Attempt, Branch
+from semel.protocol.events import Committable, Outcome
+from semel.runtime.batch import Coordinator, Limits, Only, Report
+from semel.runtime.commits import Waiting
+from semel.sinks import sql_participant
+from semel.sinks.base import Participant, Sink, StagedPart
+from tests.contract.harness import context
+from tests.planned import plans
+from tests.sinks import kafka_rig, mysql_rig
+from tests.sinks.kafka_rig import Rig
+from tests.sinks.participants import rows
+from tests.sinks.postgres_rig import Database, eventually
+
+#: What a batch has for its commit, and when it says that it waits.
+PATIENCE_S, TELL_AFTER_S = 3.0, 1.0
+#: By how much later an answer may come on a machine that is busy with other tests.
+SLACK_S = 15.0
+ROWS = rows((1, "a"), (2, "b"), (3, "c"))
+
+
+@pytest.fixture
+def db(postgres_server: PostgresServer) -> Iterator[Database]:
+    database = Database(postgres_server.url)
+    yield database
+    database.end()
+
+
+@pytest.fixture
+def maria(mariadb_server: MariaDbServer) -> Iterator[mysql_rig.Database]:
+    database = mysql_rig.Database(mariadb_server.url)
+    yield database
+    database.end()
+
+
+class Life:
+    """One driver: what it is asked to commit, and what it told while it waited."""
+
+    def __init__(self, sink: Sink, log: MemoryStore, incarnation: int, batch: pa.RecordBatch = ROWS) -> None:
+        self.sink = sink
+        self.batch = batch
+        self.participant: Participant = sink.participant(context(incarnation))
+        self.told: list[Waiting] = []
+        self.seconds = 0.0
+        claims = DecisionLog(log)
+        while claims.newest_claim() < incarnation:
+            claims.claim()
+        limits = Limits(commit_patience_s=PATIENCE_S, commit_pause_s=0.1, tell_after_s=TELL_AFTER_S)
+        participants = {sink.name: self.participant}
+        self.coordinator = Coordinator(context(incarnation), participants, claims, plans(), limits)
+        self.coordinator.tell = self.told.append
+
+    def run(self) -> Report:
+        began = time.monotonic()
+        try:
+            return self.coordinator.exactly_once(1, self._stage)
+        finally:
+            self.seconds = time.monotonic() - began
+
+    def _stage(self, attempt: Attempt, only: Only = None) -> dict[str, list[StagedPart]]:
+        assert only is None
+        writer = self.sink.writer(Branch(attempt, self.sink.name, 0, 0))
+        writer.write(self.batch)
+        return {self.sink.name: [writer.prepare()]}
+
+    def before_each_commit(self, act: Callable[[], object]) -> None:
+        real = self.participant.commit
+
+        def commit(committable: Committable) -> Outcome:
+            act()
+            return real(committable)
+
+        self.participant.commit = commit  # type: ignore[method-assign]
+
+    def stalls(self) -> CommitStalled:
+        with pytest.raises(CommitStalled) as caught:
+            self.run()
+        assert self.seconds < PATIENCE_S + SLACK_S
+        name = self.sink.name
+        assert caught.value.data_now == f"batch 1 is decided; visible in: no sink yet; still to commit: {name}"
+        assert self.told != []
+        assert {(w.batch, w.sinks, w.visible) for w in self.told} == {(1, (name,), ())}
+        return caught.value
+
+
+@contextmanager
+def living(sink: Sink, log: MemoryStore, incarnation: int, batch: pa.RecordBatch = ROWS) -> Iterator[Life]:
+    life = Life(sink, log, incarnation, batch)
+    try:
+        life.participant.fence()
+        yield life
+    finally:
+        life.coordinator.close()
+
+
+# A standby that is away -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def standby_away(server: PostgresServer) -> Iterator[Callable[[], None]]:
+    """What is yielded asks the server to wait for a standby that does not exist; after the block it does not."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+
+        def wait_for_one() -> None:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'away'")
+            connection.execute("SELECT pg_reload_conf()")
+            assert eventually(lambda: _standby(server) == "away")
+
+        try:
+            yield wait_for_one
+        finally:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
+            assert eventually(lambda: _standby(server) == "")
+
+
+def _standby(server: PostgresServer) -> str:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        found = connection.execute("SHOW synchronous_standby_names").fetchone()
+        return found[0] if found else ""
+
+
+@pytest.mark.parametrize("kind", ["ledger", "firm", "prepared"])
+def test_a_commit_that_waits_for_a_standby_which_is_away_is_given_up_and_completed_once_later(
+    db: Database, postgres_server: PostgresServer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = db.keyed("prepared" if kind == "prepared" else "ledger", firm=kind == "firm")
+    log = MemoryStore()
+    with standby_away(postgres_server) as wait_for_one:
+        with living(sink, log, 1) as life:
+            life.before_each_commit(wait_for_one)
+            error = life.stalls()
+            assert "no answer within" in error.what or "is busy" in error.what, error
+        # Nobody reads what no standby has: the server itself hides it.
+        assert db.run("SELECT count(*) FROM orders") == [(0,)]
+        if kind == "ledger":
+            # A start does not wait for ever, either.
+            monkeypatch.setattr(sql_participant, "FENCE_S_MIN", 1.0)
+            hasty = sink.participant(context(2))
+            object.__setattr__(hasty.sink, "timeout_s", 1.0)  # type: ignore[attr-defined]
+            try:
+                with pytest.raises(SinkUnavailable, match="did not let us fence: no answer within"):
+                    hasty.fence()
+            finally:
+                hasty.close()
+                object.__setattr__(sink, "timeout_s", 5.0)
+    with living(sink, log, 3) as life:
+        assert life.run().how == "forwarded"
+        assert life.told == []
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+    assert db.run("SELECT batch, row_count FROM semel_ledger") == [(1, 3)]
+    assert db.staged() == []
+
+
+# Somebody else's locks ------------------------------------------------------------------------------------------------
+
+
+def decided_and_lost(sink: Sink, log: MemoryStore) -> None:
+    """A driver that has decided the batch and died: the next one has nothing but what is staged."""
+    with living(sink, log, 1) as life:
+
+        def commit(committable: Committable) -> Outcome:
+            raise TypeError("this driver commits nothing")
+
+        life.participant.commit = commit  # type: ignore[method-assign]
+        with pytest.raises(CommitStalled, match="this driver commits nothing"):
+            life.run()
+
+
+def test_a_lock_that_somebody_holds_in_postgresql_is_waited_for_until_the_time_is_over(db: Database) -> None:
+    sink, log = db.keyed("ledger", timeout_s=60), MemoryStore()
+    decided_and_lost(sink, log)
+    with living(sink, log, 2) as life, db.session() as other:
+        other.execute("BEGIN")
+        other.execute("LOCK TABLE semel_ledger IN EXCLUSIVE MODE")
+        assert "no answer within" in life.stalls().what
+        other.execute("ROLLBACK")
+        assert db.run("SELECT count(*) FROM orders") == [(0,)]
+        # The same driver, as after a moment.
+        assert life.run().how == "forwarded"
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+    assert db.staged() == []
+
+
+def test_a_lock_that_somebody_holds_in_mariadb_is_waited_for_until_the_time_is_over(maria: mysql_rig.Database) -> None:
+    sink, log = maria.sink("ledger", timeout_s=60), MemoryStore()
+    decided_and_lost(sink, log)
+    with living(sink, log, 2) as life, maria.session() as other:
+        other.execute(f"LOCK TABLES {maria.table} WRITE")
+        assert "timed out" in life.stalls().what
+        other.execute("UNLOCK TABLES")
+        assert maria.rows("count(*)", "1") == [(0,)]
+        assert life.run().how == "forwarded"
+    assert maria.rows() == [(1, "a"), (2, "b"), (3, "c")]
+    assert maria.staged() == []
+
+
+# A broker that accepts and never answers ------------------------------------------------------------------------------
+
+
+@contextmanager
+def halting(cluster: KafkaCluster) -> Iterator[Callable[[], None]]:
+    """What is yielded halts the broker: its port accepts connections, and nobody answers on them."""
+    (pid,) = [member.process.pid for member in cluster.members()]
+    try:
+        yield lambda: os.kill(pid, signal.SIGSTOP)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_broker_that_accepts_and_never_answers_is_given_up_in_time(rig: Rig, kafka_cluster: KafkaCluster) -> None:
+    topic = rig.topic()
+    sink, log = rig.sink(topic, timeout_s=60), MemoryStore()
+    batch = kafka_rig.records_of(1, 2, 3)
+    with living(sink, log, 1, batch) as life, halting(kafka_cluster) as halt:
+        life.before_each_commit(halt)
+        life.stalls()
+    with living(sink, log, 2, batch) as life:
+        assert life.run().how == "forwarded"
+    assert rig.visible(topic) == [1, 2, 3]
+    assert rig.open_ids() == []
