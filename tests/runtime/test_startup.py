@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -14,6 +13,7 @@ from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.memory import MemoryStore
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.protocol.events import Committable, Outcome
+from semel.runtime.commits import Committers
 from semel.runtime.startup import start_exactly_once
 from semel.runtime.task import TaskWriter
 from semel.sinks.base import Participant, Remains, Sink, StagedPart, Writer, committable_for
@@ -37,7 +37,7 @@ def test_kafka_prepares_last_and_commits_first_wherever_it_is_named(monkeypatch:
         DecisionLog(MemoryStore()), plans(), SINKS, Identity(PIPELINE), default_name="billing"
     )
     # One commits after the other, so that their order can be seen.
-    coordinator.__dict__["_committers"] = ThreadPoolExecutor(1)
+    coordinator.__dict__["_committers"] = Committers(1)
     try:
         assert coordinator.exactly_once(0, lambda _, __=None: {}).how == "committed"
     finally:

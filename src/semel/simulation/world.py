@@ -18,6 +18,7 @@ from semel.decisions.records import parse_journal_entry
 from semel.errors import (
     BatchFailed,
     CheckpointRolledBack,
+    CheckpointUnusable,
     CommitStalled,
     DecisionUnknown,
     Fenced,
@@ -48,7 +49,7 @@ EXPIRES_AFTER_S = 60.0
 #: How a driver may end. Anything else is a bug of the code under test, or of the simulation.
 ENDINGS = (
     *(Fenced, CommitStalled, DecisionUnknown, BatchFailed, SinkUnavailable),
-    *(CheckpointRolledBack, PlanChanged, PlanRestored),
+    *(CheckpointRolledBack, CheckpointUnusable, PlanChanged, PlanRestored),
     *(StoreUnanswered, OSError, ConcurrentQueries),
 )
 #: How many drivers may be needed after the last fault: one that puts a plan back, one after a repair, one that works.
