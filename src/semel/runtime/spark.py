@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from semel.errors import (
     BatchFailed,
     CheckpointUnusable,
     ConfigError,
+    Fenced,
     QueryStopped,
     Refused,
     SchemaMismatch,
@@ -27,19 +29,22 @@ from semel.errors import (
 from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
-from semel.runtime.checks import Guarantee, check_options, check_sources
+from semel.runtime.checks import Guarantee, check_checkpoint, check_executors, check_options, check_sources
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
+from semel.runtime.handover import wait_for_older
 from semel.runtime.plans import SparkPlans, offsets_of
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
-from semel.sources.plan import planned_sources
+from semel.sources.plan import known_by, planned_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOG_FOLDER = "semel"
+CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Listener = Callable[[Report], None]
 
 
@@ -121,7 +126,13 @@ class BatchFunction:
         self.draining = False
         #: Whether the sinks were asked about the rows before the query was started.
         self.rows_checked = False
+        #: What a pipeline is called that has no name: by what it reads.
+        self.known_by = ""
+        #: Why the query was stopped from inside: another incarnation has taken the pipeline over.
+        self.fenced: Fenced | None = None
         self._busy = threading.Lock()
+        self._ending = threading.Lock()
+        self._claimed = 0
         self._run_id = ""
         self._checkpoint: Checkpoint | None = None
         self._coordinator: Coordinator | None = None
@@ -141,22 +152,46 @@ class BatchFunction:
                 checkpoint.plans,
                 self.sinks,
                 identity,
-                default_name=checkpoint.store.describe(),
+                default_name=self.known_by,
                 limits=self.limits,
                 under_way=under_way,
+                wait=wait_for_older,
             )
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
-            self._coordinator = start_weaker(log, self.sinks, identity, checkpoint.store.describe())
+            self._coordinator = start_weaker(
+                log, self.sinks, identity, self.known_by, plans=checkpoint.plans, wait=wait_for_older
+            )
+        self._claimed = self._coordinator.context.incarnation
 
     def end(self) -> None:
-        """Let go of the sinks, and of the broker that is told how far we came."""
-        if self._progress is not None:
-            self._progress.close()
-            self._progress = None
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
+        """Let go of the sinks, and of the broker that is told how far we came; and say that we have left."""
+        with self._ending:
+            progress, self._progress = self._progress, None
+            coordinator, self._coordinator = self._coordinator, None
+        if progress is not None:
+            progress.close()
+        if coordinator is not None:
+            coordinator.close()
+            if coordinator.log is not None:
+                # Nobody depends on it: without it the next driver waits a little longer.
+                with suppress(Exception):
+                    coordinator.log.leave(coordinator.context.incarnation)
+
+    def find_newer(self) -> Fenced | None:
+        """Whether a newer incarnation has claimed the pipeline. Also asked between batches, and after the last."""
+        if self.fenced is None and self._checkpoint is not None and self._claimed:
+            log = self._checkpoint.log
+            # A log that does not answer now is asked again.
+            with suppress(Exception):
+                newest = log.newest_claim() if log.superseded(self._claimed) else 0
+                if newest > self._claimed:
+                    self.fenced = Fenced(
+                        f"Incarnation {self._claimed} stopped: incarnation {newest} claimed this pipeline "
+                        f"({log.holder(newest)}).",
+                        data_now="every batch is whole or unseen; the newer one goes on from there",
+                    )
+        return self.fenced
 
     def drain(self, grace_s: float) -> bool:
         """Let the batch that is being worked on come to its end and begin no other. False when it took too long."""
@@ -207,8 +242,10 @@ class BatchFunction:
         """The coordinator of this run; a restarted query is a new run and claims anew."""
         if self._coordinator is None or self._run_id not in ("", query.run_id):
             query.refuse_what_breaks_the_guarantee(self.guarantee)
+            check_executors(self.sinks, df.sparkSession)
             if not self.rows_checked:
                 check_rows(df, self.sinks)
+            self.known_by = known_by(planned_sources(query.analyzed))
             self.begin(df.sparkSession, query.checkpoint, query.id, under_way=batch_id)
         self._run_id = query.run_id
         if self._coordinator is None:
@@ -288,6 +325,23 @@ class RunningQuery:
         if "Async" in self._execution.getClass().getSimpleName():
             check_options({"asyncProgressTrackingEnabled": "true"})
         check_sources(self.analyzed, guarantee)
+        check_checkpoint(is_temporary=self._is_temporary(), guarantee=guarantee)
+
+    def _is_temporary(self) -> bool:
+        """Whether Spark made the checkpoint for this start alone: nobody named it, so nobody finds it again."""
+        folder = self.checkpoint.rstrip("/").rpartition("/")[2]
+        under_the_default = bool(self._execution.sparkSession().conf().get(CHECKPOINT_DEFAULT, ""))
+        if under_the_default and self._execution.name() is None and _UUID.fullmatch(folder):
+            return True
+        kind = self._execution.getClass()
+        while kind is not None:
+            with suppress(Exception):  # a class without the field
+                field = kind.getDeclaredField("deleteCheckpointOnStop")
+                field.setAccessible(True)
+                return bool(field.getBoolean(self._execution))
+            kind = kind.getSuperclass()
+        # Another Spark, which keeps it elsewhere: the name that it gives such folders is left.
+        return folder.startswith("temporary-") and _UUID.fullmatch(folder.removeprefix("temporary-")) is not None
 
 
 def plan_must_run(query: RunningQuery) -> bool:
