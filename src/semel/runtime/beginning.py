@@ -29,8 +29,10 @@ def check_beginnings(log: DecisionLog, plans: Plans, sinks: Sequence[Sink], pipe
 
     Nothing is claimed yet and nothing is changed: a pipeline that runs goes on undisturbed.
     """
-    batch, journal = _last_written(log, first_to_run(log, plans.next_batch()))
-    if batch == 0:
+    first = first_to_run(log, plans.next_batch())
+    batch, journal = _last_written(log, first)
+    if batch == 0 or (batch > first and _owes(journal) - {sink.name for sink in sinks}):
+        # Nobody can begin while a sink that is left out has a decided batch to commit: that is refused later on.
         return
     then = _sinks_then(log, journal)
     for sink in sinks:
@@ -54,6 +56,11 @@ def _last_written(log: DecisionLog, first: int) -> tuple[int, Journal]:
         if any(isinstance(record, Decided | Started) for record in journal):
             return batch + 1, journal
     return first, ()
+
+
+def _owes(journal: Journal) -> set[str]:
+    """The sinks to which a batch that is decided, and not over yet, may still have to be committed."""
+    return {c.sink for c in effective_committables(journal) or ()}
 
 
 def _sinks_then(log: DecisionLog, journal: Journal) -> SinksThen | None:
