@@ -27,7 +27,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 @semel.pipeline
 def orders(spark):
-    df = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(f"{HERE}/input")
+    df = spark.readStream.schema("id long").json(f"{HERE}/input")
     sinks = semel.Sqlite(f"{HERE}/shop.db", "orders"), semel.Files(f"{HERE}/files")
     return (
         semel.write(df).to(*sinks).option("checkpointLocation", f"{HERE}/checkpoint")

@@ -204,7 +204,7 @@ class BatchFunction:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         with self._busy:
             if self.draining:
-                raise QueryStopped(f"Batch {batch_id} was not begun: the query is being stopped.")
+                raise self.fenced or QueryStopped(f"Batch {batch_id} was not begun: the query is being stopped.")
             try:
                 report = self._work(df, batch_id)
             except BaseException as error:
