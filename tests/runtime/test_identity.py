@@ -258,7 +258,7 @@ def test_the_word_is_checked_when_the_sink_is_made() -> None:
 def test_a_store_of_this_machine_alone_is_refused_on_a_cluster(
     stream: DataFrame, out: Sink, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark.SparkContext.master", "spark://db7:7077")
+    monkeypatch.setattr(stream.sparkSession.sparkContext, "master", "spark://db7:7077")
     with pytest.raises(Refused, match=r"is on this machine alone, and the tasks run elsewhere: the master is spark:"):
         finish(at(stream, tmp_path / "c", out))
     assert not database.exists()

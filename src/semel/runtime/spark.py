@@ -178,7 +178,7 @@ class BatchFunction:
                 with suppress(Exception):
                     coordinator.log.leave(coordinator.context.incarnation)
 
-    def find_newer(self) -> Fenced | None:
+    def find_newer(self, batch: int | None = None) -> Fenced | None:
         """Whether a newer incarnation has claimed the pipeline. Also asked between batches, and after the last."""
         if self.fenced is None and self._checkpoint is not None and self._claimed:
             log = self._checkpoint.log
@@ -187,9 +187,9 @@ class BatchFunction:
                 newest = log.newest_claim() if log.superseded(self._claimed) else 0
                 if newest > self._claimed:
                     self.fenced = Fenced(
-                        f"Incarnation {self._claimed} stopped: incarnation {newest} claimed this pipeline "
-                        f"({log.holder(newest)}).",
-                        data_now="every batch is whole or unseen; the newer one goes on from there",
+                        f"Incarnation {self._claimed} stopped{'' if batch is None else f' at batch {batch}'}: "
+                        f"incarnation {newest} claimed this pipeline ({log.holder(newest)}).",
+                        data_now="" if batch is not None else "every batch is whole or unseen; the newer one goes on",
                     )
         return self.fenced
 
@@ -212,6 +212,10 @@ class BatchFunction:
                 self.end()
                 if _comes_from_stopping(error, df):
                     raise Interrupted from None
+                # A store knows the number of a newer incarnation, the log knows who it is.
+                told = self.find_newer(batch_id) if isinstance(error, Fenced) else None
+                if told is not None:
+                    raise told from error
                 raise
         if self.listener is not None:
             self.listener(report)
