@@ -179,8 +179,11 @@ class BatchFunction:
                     coordinator.log.leave(coordinator.context.incarnation)
 
     def find_newer(self, batch: int | None = None) -> Fenced | None:
-        """Whether a newer incarnation has claimed the pipeline. Also asked between batches, and after the last."""
-        if self.fenced is None and self._checkpoint is not None and self._claimed:
+        """Whether a newer incarnation has claimed the pipeline. Also asked between batches, and after the last.
+
+        `batch` is one that has just been rolled back for it.
+        """
+        if (self.fenced is None or batch is not None) and self._checkpoint is not None and self._claimed:
             log = self._checkpoint.log
             # A log that does not answer now is asked again.
             with suppress(Exception):
