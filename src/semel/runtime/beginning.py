@@ -17,6 +17,8 @@ from semel.sinks.base import Sink
 
 #: Offsets of many partitions are long, and a message is read by a person.
 OFFSETS_SHOWN_CHARS = 300
+#: So often a checkpoint is looked at that another driver moves on meanwhile.
+LOOKS_MAX = 10
 
 _LOG = logging.getLogger("semel")
 
@@ -27,26 +29,37 @@ SinksThen = Mapping[str, str]
 def check_beginnings(log: DecisionLog, plans: Plans, sinks: Sequence[Sink], pipeline: PipelineId) -> None:
     """Refuse a sink that would lack what the stream brought before, unless that is meant; then say where it begins.
 
-    Nothing is claimed yet and nothing is changed: a pipeline that runs goes on undisturbed.
+    Nothing is claimed yet and nothing is changed: a pipeline that runs goes on undisturbed. It may also forget, while
+    we look, the journal that we look for: what is refused must stand in a checkpoint that has not moved meanwhile.
     """
-    first = first_to_run(log, plans.next_batch())
+    for tries_left in reversed(range(LOOKS_MAX)):
+        next_batch = plans.next_batch()
+        try:
+            _check_at(next_batch, log, plans, sinks, pipeline)
+        except Refused:
+            if tries_left and plans.next_batch() != next_batch:
+                continue
+            raise
+        return
+
+
+def _check_at(next_batch: int, log: DecisionLog, plans: Plans, sinks: Sequence[Sink], pipeline: PipelineId) -> None:
+    first = first_to_run(log, next_batch)
     batch, journal = _last_written(log, first)
     if batch == 0 or (batch > first and _owes(journal) - {sink.name for sink in sinks}):
         # Nobody can begin while a sink that is left out has a decided batch to commit: that is refused later on.
         return
     then = _sinks_then(log, journal)
+    begins_here = []
     for sink in sinks:
         beginning = Beginning(batch, _followed_on(sink, then, pipeline, batch), sink.starts)
         where = f"at batch {batch}{_behind(plans, batch)}"
         if refuse_beginning(beginning):
             raise _refused(sink, where, _why(sink, then, batch))
         if begins_late(beginning):
-            _LOG.warning(
-                "Sink %s (%s) begins %s: what the stream brought before is not in it.",
-                sink.name,
-                sink.describe(),
-                where,
-            )
+            begins_here.append((sink.name, sink.describe(), where))
+    for told in begins_here:
+        _LOG.warning("Sink %s (%s) begins %s: what the stream brought before is not in it.", *told)
 
 
 def _last_written(log: DecisionLog, first: int) -> tuple[int, Journal]:
