@@ -1,19 +1,30 @@
-"""Who waits for whom when a driver takes a pipeline over, without Spark."""
+"""Who waits for whom when a driver takes a pipeline over, and who starts again."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import semel
 from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
 from semel.decisions.memory import MemoryStore
-from semel.errors import Fenced
-from semel.runtime.handover import Handover, Watch, is_alive, wait_for_older
+from semel.errors import Fenced, SemelError
+from semel.runtime.batch import Report
+from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
+from semel.runtime.runner import Happening, Run, StopSignals, exit_code, watch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 LIMITS = Handover(look_every_s=1.0, wait_s=10.0)
 HERE = {"host": socket.gethostname(), "pid": os.getpid()}
@@ -128,3 +139,58 @@ def test_the_older_driver_drains_stops_and_only_then_says_that_it_has_left() -> 
     Watch(watched, function, Handover(look_every_s=0.0)).run()
     assert function.looks == 3
     assert asked == ["drain 3 s, active True", "end, active False"]
+
+
+# Spark's own race ---------------------------------------------------------------------------------------------------
+
+
+def test_a_query_that_lost_a_race_for_a_file_of_the_checkpoint_is_started_again(
+    stream: DataFrame, tmp_path: Path, put: Callable[[int], None]
+) -> None:
+    put(2)
+    target = semel.Sqlite(str(tmp_path / "out.db"), "out")
+    writer = semel.write(stream).to(target).option("checkpointLocation", str(tmp_path / "c"))
+    writer = writer.trigger(availableNow=True)
+    commits = tmp_path / "c" / "commits"
+
+    def an_older_driver_is_quicker(report: Report) -> None:
+        if report.batch == 1:
+            shutil.copy(commits / "0", commits / "1")
+
+    told: list[Happening] = []
+    run = Run("orders", writer.launch(an_older_driver_is_quicker), begin=writer.launch)
+    watch([run], StopSignals(), told.append)
+    assert [(h.event, bool(h.warning)) for h in told] == [("started", True), ("stopped", False)]
+    assert run.restarts == 1
+    with sqlite3.connect(tmp_path / "out.db") as connection:
+        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM out").fetchall() == [(30, 30)]
+
+
+LOST = "[STREAM_FAILED] Query terminated: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
+
+
+def lost(newer: Fenced | None, begun: list[int]) -> Run:
+    query = SimpleNamespace(isActive=False, exception=lambda: LOST)
+    function = SimpleNamespace(fenced=newer, find_newer=lambda: newer, end=lambda: None)
+    running: Any = SimpleNamespace(query=query, function=function)
+
+    def begin() -> Any:
+        begun.append(1)
+        return running
+
+    return Run("orders", running, begin=begin)
+
+
+def test_it_is_started_again_only_so_often() -> None:
+    begun, told = list[int](), list[Happening]()
+    with pytest.raises(SemelError, match=r"Pipeline orders failed: .*CONCURRENT_STREAM_LOG_UPDATE"):
+        watch([lost(None, begun)], StopSignals(), told.append)
+    assert len(begun) == HANDOVER.restarts
+    assert [h.event for h in told] == ["started"] * HANDOVER.restarts + ["failed"]
+
+
+def test_the_older_one_that_loses_the_race_ends_fenced() -> None:
+    begun, told = list[int](), list[Happening]()
+    with pytest.raises(Fenced, match="pid 7 took over") as caught:
+        watch([lost(Fenced("pid 7 took over"), begun)], StopSignals(), told.append)
+    assert (begun, [h.event for h in told], exit_code(caught.value)) == ([], ["failed"], 3)

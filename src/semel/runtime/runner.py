@@ -148,12 +148,9 @@ def planned_batch(spark: SparkSession, writer: StreamWriter) -> int | None:
 def watch(runs: Sequence[Run], stop: StopSignals, hear: Hear) -> None:
     """Return when all have ended or a signal came; raise when one failed."""
     while True:
-        all_ended = not any(run.active for run in runs)
         tell_ends(runs, hear)
-        # One that has ended may have been started again.
-        if all_ended and not any(run.active for run in runs):
-            return
-        if stop.wait(LOOK_EVERY_S):
+        # One that has ended may have been started again, and is not told of then.
+        if all(run.told for run in runs) or stop.wait(LOOK_EVERY_S):
             return
 
 
