@@ -356,6 +356,19 @@ def test_recover_names_pipelines_that_left_markers_under_our_name(harness: Harne
         assert participant.recover().namesakes == ()
 
 
+def test_recover_names_pipelines_that_left_markers_under_other_names(harness: Harness) -> None:
+    """Rows of both mix: that may be meant, and somebody should know it."""
+    sink, renamed = harness.sink(), harness.sink("backup")
+    other = context(pipeline=OTHERS, name="other")
+    with started(sink, other) as others:
+        with started(sink) as participant:
+            assert participant.recover().others == ()
+        commit(others, prepare(others, sink, attempt(0, pipeline=OTHERS), rows_of(1)))
+    with started(sink) as participant, started(renamed) as elsewhere:
+        assert (participant.recover().others, participant.recover().namesakes) == ((("other", OTHERS),), ())
+        assert elsewhere.recover().others == ()
+
+
 # Two sinks, no marks ----------------------------------------------------------------------------------------------
 
 

@@ -64,7 +64,7 @@ def plain_line(happening: Happening) -> str:
     if h.event == "waiting":
         return f"{h.at} {h.pipeline} {_waiting(h)}"
     if h.event != "batch":
-        return f"{h.at} {h.pipeline} {h.event}"
+        return f"{h.at} {h.pipeline} {h.event}{f'; {h.warning}' if h.warning else ''}"
     lag = "" if h.lag is None else f", lag {h.lag}"
     warning = f"; {h.warning}" if h.warning else ""
     return f"{h.at} {h.pipeline} batch {h.batch} {h.how}, {h.rows} rows in {h.ms:.0f} ms{lag}{warning}"

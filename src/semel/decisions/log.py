@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -20,16 +21,18 @@ CLAIM_TRIES_MAX = 100
 INCARNATIONS_KEPT = 100
 _NUMBERED = {
     "incarnations": re.compile(r"([0-9]{10})\.json"),
+    "left": re.compile(r"([0-9]{10})\.json"),
     "decisions": re.compile(r"([0-9]{10})\.[0-9]+\.json"),
 }
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose log this is. `name` is empty when the user gave none."""
+    """Whose log this is. `name` is empty when the user gave none; then sinks know the pipeline by `known_by`."""
 
     pipeline: PipelineId
     name: str = ""
+    known_by: str = ""
 
 
 class DecisionLog:
@@ -94,8 +97,19 @@ class DecisionLog:
 
     def holder(self, incarnation: int) -> str:
         """Who made a claim, for messages."""
-        body = self._read(_incarnation_path(incarnation)) or {}
+        body = self.claimed(incarnation)
         return f"pid {body.get('pid', '?')} on {body.get('host', '?')} since {body.get('claimed_at', '?')}"
+
+    def claimed(self, incarnation: int) -> Mapping[str, Any]:
+        """What a claim says: its host, its pid, since when, and its sinks. Empty when there is none."""
+        return self._read(_incarnation_path(incarnation)) or {}
+
+    def leave(self, incarnation: int) -> None:
+        """Say that this incarnation is over and writes nothing any more: nobody has to wait for it."""
+        self.store.replace(_left_path(incarnation), encode({"incarnation": incarnation, "left_at": _now()}))
+
+    def has_left(self, incarnation: int) -> bool:
+        return self.store.exists(_left_path(incarnation))
 
     # What was decided -----------------------------------------------------------------------------------------------
 
@@ -129,9 +143,10 @@ class DecisionLog:
         return len(old)
 
     def _prune_claims(self, mine: int) -> None:
-        for name, incarnation in self._numbered("incarnations").items():
-            if incarnation <= mine - INCARNATIONS_KEPT:
-                self.store.delete(f"incarnations/{name}")
+        for folder in ("left", "incarnations"):
+            for name, incarnation in self._numbered(folder).items():
+                if incarnation <= mine - INCARNATIONS_KEPT:
+                    self.store.delete(f"{folder}/{name}")
 
     def _numbered(self, folder: str) -> dict[str, int]:
         """The files of a folder with the number that their names begin with. Somebody else's files are left alone."""
@@ -150,6 +165,10 @@ class DecisionLog:
 
 def _incarnation_path(incarnation: int) -> str:
     return f"incarnations/{incarnation:010d}.json"
+
+
+def _left_path(incarnation: int) -> str:
+    return f"left/{incarnation:010d}.json"
 
 
 def _slot_path(batch: int, slot: int) -> str:

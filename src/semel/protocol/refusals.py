@@ -14,6 +14,15 @@ class Refusal(Enum):
     ANOTHER_NAME = "the checkpoint belongs to a pipeline of another name"
     REPLACED = "the sink holds what this pipeline wrote under another checkpoint"
     ROLLED_BACK = "the sink knows batches that the checkpoint does not"
+    TEMPORARY_CHECKPOINT = "the checkpoint ends with the query, so that the next start would write everything again"
+    STARTS_LATE = "the sink has not had the batches before the one that it would begin with"
+    REMOTE_EXECUTORS = "executors run on other machines, where they cannot reach the sink"
+
+
+#: The words by which a user says of a sink that something is meant: it begins in the middle of the stream ...
+NOW = "now"
+#: ... or it is to get a second time what this pipeline wrote into it under another checkpoint.
+AGAIN = "again"
 
 
 @dataclass(frozen=True)
@@ -29,12 +38,13 @@ class SinkFacts:
     """What a sink holds of this pipeline at start.
 
     `marked` is the newest batch that it has a marker of, `staged` the newest of which something is staged; -1 where
-    there is none. `namesakes` are other queries that left markers there under our name.
+    there is none. `namesakes` are other queries that left markers there under our name. `starts` is what the user said.
     """
 
     marked: int = -1
     staged: int = -1
     namesakes: Collection[PipelineId] = ()
+    starts: str = ""
 
 
 def refuse_holder(found: Holder, ours: Holder) -> Refusal | None:
@@ -48,7 +58,7 @@ def refuse_holder(found: Holder, ours: Holder) -> Refusal | None:
 
 def refuse_replaced(sink: SinkFacts) -> Refusal | None:
     """A checkpoint that knows nothing of a sink which has seen this pipeline would write everything again."""
-    return Refusal.REPLACED if sink.namesakes and sink.marked < 0 else None
+    return Refusal.REPLACED if sink.namesakes and sink.marked < 0 and sink.starts != AGAIN else None
 
 
 def refuse_rolled_back(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:
@@ -60,3 +70,35 @@ def refuse_rolled_back(sink: SinkFacts, *, next_batch: int, is_decided: bool) ->
     newest_decided = next_batch if is_decided else next_batch - 1
     begun = newest_decided + 1
     return Refusal.ROLLED_BACK if sink.marked > newest_decided or sink.staged > begun else None
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The first batch that a sink will get from this checkpoint.
+
+    `followed_on` says that it is proven to have had the batch before that. `starts` is what the user said of the sink.
+    """
+
+    batch: int
+    followed_on: bool = False
+    starts: str = ""
+
+
+def begins_late(beginning: Beginning) -> bool:
+    """Whether the stream has rows before this batch that the sink did not get from this checkpoint."""
+    return beginning.batch > 0 and not beginning.followed_on
+
+
+def refuse_beginning(beginning: Beginning) -> Refusal | None:
+    """A sink that would begin in the middle of the stream lacks what came before, and nobody would see it."""
+    return Refusal.STARTS_LATE if begins_late(beginning) and beginning.starts != NOW else None
+
+
+def refuse_temporary(*, is_temporary: bool, remembers: bool) -> Refusal | None:
+    """A guarantee that remembers what is done cannot do so in a checkpoint that nobody finds again."""
+    return Refusal.TEMPORARY_CHECKPOINT if is_temporary and remembers else None
+
+
+def refuse_executors(*, are_remote: bool, reaches_remote: bool) -> Refusal | None:
+    """Tasks on other machines cannot stage rows for a store that only this machine has."""
+    return Refusal.REMOTE_EXECUTORS if are_remote and not reaches_remote else None

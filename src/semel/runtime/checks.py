@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from semel.errors import ConfigError, Refused
+from semel.protocol.refusals import refuse_executors, refuse_temporary
 from semel.sinks.base import Sink
 from semel.sources.plan import PlannedSource, planned_sources
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 
@@ -27,6 +28,9 @@ REFUSED_SOURCE_OPTIONS = {
 }
 
 ISOLATION_LEVEL = "kafka.isolation.level"
+
+#: Masters whose executors are on the driver's machine.
+LOCAL_MASTERS = ("local", "spark://127.", "spark://localhost:")
 
 REFUSED_TRIGGERS = {
     "continuous": "continuous processing has no micro-batches that could be decided",
@@ -99,6 +103,29 @@ def check_sources(plan: Any, guarantee: Guarantee) -> None:
                 )
         if guarantee == "exactly-once" and source.is_kafka:
             check_isolation(source)
+
+
+def check_checkpoint(*, is_temporary: bool, guarantee: Guarantee) -> None:
+    """At-least-once remembers nothing, and may forget everything."""
+    if refuse_temporary(is_temporary=is_temporary, remembers=guarantee != "at-least-once"):
+        raise Refused(
+            "The query has no checkpointLocation: Spark made a temporary one, so the next start would write every row "
+            "again.",
+            remedy='Add .option("checkpointLocation", "/path/of/its/own") to the query.',
+        )
+
+
+def check_executors(sinks: Sequence[Sink], spark: SparkSession) -> None:
+    """A master on this machine has its workers here, too."""
+    master = str(spark.sparkContext.master)
+    are_remote = not master.startswith(LOCAL_MASTERS)
+    for sink in sinks:
+        if refuse_executors(are_remote=are_remote, reaches_remote=sink.capabilities.remote_executors):
+            raise Refused(
+                f"Sink {sink.name} ({sink.describe()}) is on this machine alone, and the tasks run elsewhere: "
+                f"the master is {master}.",
+                remedy="Run with --master 'local[*]', or write to a store that every executor can reach.",
+            )
 
 
 def check_isolation(source: PlannedSource) -> None:

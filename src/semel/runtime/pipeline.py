@@ -11,6 +11,7 @@ from semel.errors import ConfigError, SemelError
 from semel.runtime.batch import Limits
 from semel.runtime.checks import (
     Guarantee,
+    check_executors,
     check_guarantee,
     check_options,
     check_sinks,
@@ -19,8 +20,10 @@ from semel.runtime.checks import (
     check_trigger,
 )
 from semel.runtime.commits import Waiting, finished
-from semel.runtime.spark import BatchFunction, Checkpoint, Listener, check_rows
+from semel.runtime.handover import Watch
+from semel.runtime.spark import CHECKPOINT_DEFAULT, BatchFunction, Checkpoint, Listener, check_rows
 from semel.sinks.base import Sink
+from semel.sources.plan import known_by, planned_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +34,6 @@ STOP_S_MAX = 15.0
 LAST_WORDS_S = 3.0
 
 CHECKPOINT = "checkpointLocation"
-CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
 
 
 def write(df: DataFrame, *, guarantee: str = "exactly-once") -> StreamWriter:
@@ -109,21 +111,26 @@ class StreamWriter:
         `listener` hears how each batch ended, and `waiting` of a decided batch that waits for a sink.
         """
         check_sinks(self.sinks)
-        check_sources(self.df._jdf.queryExecution().analyzed(), self.guarantee)
+        plan = self.df._jdf.queryExecution().analyzed()
+        check_sources(plan, self.guarantee)
+        check_executors(self.sinks, self.df.sparkSession)
         function = BatchFunction(
             self.sinks, self.guarantee, name=self.name, limits=self.limits, listener=listener, waiting=waiting
         )
         check_rows(self.df, function.sinks)
         function.rows_checked = True
+        function.known_by = known_by(planned_sources(plan))
         spark = self.df.sparkSession
         checkpoint = Checkpoint(spark, self.checkpoint)
         checkpoint.require_writable()
         function.begin(spark, self.checkpoint, checkpoint.ensure_query_id())
         try:
-            return Running(self._spark_writer(function).start(), function)
+            running = Running(self._spark_writer(function).start(), function)
         except BaseException:
             function.end()
             raise
+        Watch(running.query, function).start()
+        return running
 
     def _spark_writer(self, function: BatchFunction) -> Any:
         writer = self.df.writeStream.foreachBatch(function).options(**self.options_).option(CHECKPOINT, self.checkpoint)

@@ -17,6 +17,7 @@ from semel import errors
 from semel.errors import CheckpointError, CommitStalled, ConfigError, Fenced, QueryStopped, SemelError
 from semel.runtime.batch import Report
 from semel.runtime.commits import Waiting, finished
+from semel.runtime.handover import HANDOVER
 from semel.runtime.loading import load_pipelines, place_and_error, split_target
 from semel.runtime.pipeline import Pipeline, Running, StreamWriter
 from semel.runtime.session import SparkSettings, open_session
@@ -97,11 +98,13 @@ def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_i
 
 @dataclass
 class Run:
-    """A pipeline that was started, and whether its end has been told."""
+    """A pipeline that was started, and whether its end has been told. `begin` starts it once more."""
 
     name: str
     running: Running
     told: bool = False
+    begin: Callable[[], Running] | None = None
+    restarts: int = 0
 
     @property
     def active(self) -> bool:
@@ -133,7 +136,7 @@ def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear, adap
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be started", path):
         running = writer.launch(listener, lambda waiting: hear(_waiting(pipeline.name, waiting)))
     hear(Happening("started", pipeline.name))
-    return Run(pipeline.name, running)
+    return Run(pipeline.name, running, begin=lambda: writer.launch(listener))
 
 
 def _waiting(pipeline: str, waiting: Waiting) -> Happening:
@@ -172,11 +175,11 @@ def planned_batch(spark: SparkSession, writer: StreamWriter) -> int | None:
 
 def watch(runs: Sequence[Run], stop: StopSignals, hear: Hear) -> None:
     """Return when all have ended or a signal came; raise when one failed."""
-    while any(run.active for run in runs):
-        if stop.wait(LOOK_EVERY_S):
-            return
+    while True:
         tell_ends(runs, hear)
-    tell_ends(runs, hear)
+        # One that has ended may have been started again, and is not told of then.
+        if all(run.told for run in runs) or stop.wait(LOOK_EVERY_S):
+            return
 
 
 @contextmanager
@@ -201,7 +204,7 @@ def tell_ends(runs: Sequence[Run], hear: Hear) -> None:
     """Tell of each pipeline that ended since the last look, and raise the first failure."""
     failures = []
     for run in runs:
-        if run.told or run.active:
+        if run.told or run.active or started_again(run, hear):
             continue
         run.told = True
         failure = failure_of(run)
@@ -211,17 +214,45 @@ def tell_ends(runs: Sequence[Run], hear: Hear) -> None:
         raise failures[0]
 
 
+#: What Spark says when another one has written the same file of the checkpoint.
+LOST_A_RACE = re.compile(
+    r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming jobs detected|FileAlreadyExistsException.*/(offsets|commits)/"
+)
+
+
+def started_again(run: Run, hear: Hear) -> bool:
+    """Start a query again that an older driver has got in the way of: that one is fenced, and ends by the same race."""
+    found = run.running.query.exception()
+    if found is None or not LOST_A_RACE.search(str(found)) or run.running.function.find_newer() is not None:
+        return False
+    if run.begin is None or run.restarts >= HANDOVER.restarts:
+        return False
+    run.restarts += 1
+    run.running.function.end()
+    run.running = run.begin()
+    why = "an older incarnation wrote to the checkpoint at the same time; the query was started again"
+    hear(Happening("started", run.name, warning=why))
+    return True
+
+
 def failure_of(run: Run) -> SemelError | None:
     """Why the query ended, or None when it came to its end or was asked to stop."""
     found = run.running.query.exception()
+    function = run.running.function
+    if found is not None and LOST_A_RACE.search(str(found)):
+        function.find_newer()
     if found is None:
-        return None
-    error = error_in(str(found)) or SemelError(
-        f"Pipeline {run.name} failed: {_first_line(str(found))}",
-        data_now="what was committed stays visible; whether the batch at hand was decided is not known from here",
-        remedy="Mend the cause and start again: the next start completes the batch or runs it again.",
+        return function.fenced
+    error = (
+        error_in(str(found))
+        or function.fenced
+        or SemelError(
+            f"Pipeline {run.name} failed: {_first_line(str(found))}",
+            data_now="what was committed stays visible; whether the batch at hand was decided is not known from here",
+            remedy="Mend the cause and start again: the next start completes the batch or runs it again.",
+        )
     )
-    return None if isinstance(error, QueryStopped) else error
+    return function.fenced if isinstance(error, QueryStopped) else error
 
 
 def error_in(text: str) -> SemelError | None:

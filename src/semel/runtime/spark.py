@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from semel.errors import (
     BatchFailed,
     CheckpointUnusable,
     ConfigError,
+    Fenced,
     QueryStopped,
     Refused,
     SchemaMismatch,
@@ -28,20 +30,23 @@ from semel.errors import (
 from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
-from semel.runtime.checks import Guarantee, check_options, check_sources
+from semel.runtime.checks import Guarantee, check_checkpoint, check_executors, check_options, check_sources
 from semel.runtime.commits import Waiting
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
+from semel.runtime.handover import wait_for_older
 from semel.runtime.plans import NO_OFFSET, SparkPlans, offsets_of
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
-from semel.sources.plan import planned_sources
+from semel.sources.plan import known_by, planned_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOG_FOLDER = "semel"
+CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Listener = Callable[[Report], None]
 
 
@@ -126,7 +131,13 @@ class BatchFunction:
         self.draining = False
         #: Whether the sinks were asked about the rows before the query was started.
         self.rows_checked = False
+        #: What a pipeline is called that has no name: by what it reads.
+        self.known_by = ""
+        #: Why the query was stopped from inside: another incarnation has taken the pipeline over.
+        self.fenced: Fenced | None = None
         self._busy = threading.Lock()
+        self._ending = threading.Lock()
+        self._claimed = 0
         self._run_id = ""
         self._checkpoint: Checkpoint | None = None
         self._coordinator: Coordinator | None = None
@@ -139,7 +150,7 @@ class BatchFunction:
     def begin(self, spark: SparkSession, location: str, query_id: PipelineId, under_way: int | None = None) -> None:
         """Claim and recover: before the query starts, or with `semel.sink` at its first batch, which is under way."""
         checkpoint = Checkpoint(spark, location)
-        identity = Identity(query_id, self.name)
+        identity = Identity(query_id, self.name, self.known_by)
         self._limit = ArrowLimit()
         self.end()
         self._checkpoint = checkpoint
@@ -149,19 +160,20 @@ class BatchFunction:
                 checkpoint.plans,
                 self.sinks,
                 identity,
-                default_name=checkpoint.store.describe(),
                 limits=self.limits,
                 under_way=under_way,
                 tell=self.waiting,
+                wait=wait_for_older,
             )
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
-            self._coordinator = start_weaker(log, self.sinks, identity, checkpoint.store.describe())
+            self._coordinator = start_weaker(log, self.sinks, identity, plans=checkpoint.plans, wait=wait_for_older)
             self._coordinator.tell = self.waiting
         self._latest = self._coordinator
+        self._claimed = self._coordinator.context.incarnation
 
     def end(self) -> None:
-        """Let go of the sinks, and of the broker that is told how far we came."""
+        """Let go of the sinks, and of the broker that is told how far we came; and say that we have left."""
         # Whoever stops the query and the batch that fails meanwhile may both come here.
         with self._ending:
             progress, self._progress = self._progress, None
@@ -170,6 +182,28 @@ class BatchFunction:
             progress.close()
         if coordinator is not None:
             coordinator.close()
+            if coordinator.log is not None:
+                # Nobody depends on it: without it the next driver waits a little longer.
+                with suppress(Exception):
+                    coordinator.log.leave(coordinator.context.incarnation)
+
+    def find_newer(self, batch: int | None = None) -> Fenced | None:
+        """Whether a newer incarnation has claimed the pipeline. Also asked between batches, and after the last.
+
+        `batch` is one that has just been rolled back for it.
+        """
+        if (self.fenced is None or batch is not None) and self._checkpoint is not None and self._claimed:
+            log = self._checkpoint.log
+            # A log that does not answer now is asked again.
+            with suppress(Exception):
+                newest = log.newest_claim() if log.superseded(self._claimed) else 0
+                if newest > self._claimed:
+                    self.fenced = Fenced(
+                        f"Incarnation {self._claimed} stopped{'' if batch is None else f' at batch {batch}'}: "
+                        f"incarnation {newest} claimed this pipeline ({log.holder(newest)}).",
+                        data_now="" if batch is not None else "every batch is whole or unseen; the newer one goes on",
+                    )
+        return self.fenced
 
     def drain(self, grace_s: float) -> bool:
         """Let the batch that is being worked on come to its end and begin no other. False when it took too long."""
@@ -191,7 +225,7 @@ class BatchFunction:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         with self._busy:
             if self.draining:
-                raise QueryStopped(f"Batch {batch_id} was not begun: the query is being stopped.")
+                raise self.fenced or QueryStopped(f"Batch {batch_id} was not begun: the query is being stopped.")
             try:
                 report = self._work(df, batch_id)
             except BaseException as error:
@@ -199,6 +233,10 @@ class BatchFunction:
                 self.end()
                 if _comes_from_stopping(error, df):
                     raise Interrupted from None
+                # A store knows the number of a newer incarnation, the log knows who it is.
+                told = self.find_newer(batch_id) if isinstance(error, Fenced) else None
+                if told is not None:
+                    raise told from error
                 raise
         if self.listener is not None:
             self.listener(report)
@@ -240,8 +278,10 @@ class BatchFunction:
         """The coordinator of this run; a restarted query is a new run and claims anew."""
         if self._coordinator is None or self._run_id not in ("", query.run_id):
             query.refuse_what_breaks_the_guarantee(self.guarantee)
+            check_executors(self.sinks, df.sparkSession)
             if not self.rows_checked:
                 check_rows(df, self.sinks)
+            self.known_by = known_by(planned_sources(query.analyzed))
             self.begin(df.sparkSession, query.checkpoint, query.id, under_way=batch_id)
         self._run_id = query.run_id
         if self._coordinator is None:
@@ -327,6 +367,23 @@ class RunningQuery:
         if "Async" in self._execution.getClass().getSimpleName():
             check_options({"asyncProgressTrackingEnabled": "true"})
         check_sources(self.analyzed, guarantee)
+        check_checkpoint(is_temporary=self._is_temporary(), guarantee=guarantee)
+
+    def _is_temporary(self) -> bool:
+        """Whether Spark made the checkpoint for this start alone: nobody named it, so nobody finds it again."""
+        folder = self.checkpoint.rstrip("/").rpartition("/")[2]
+        under_the_default = bool(self._execution.sparkSession().conf().get(CHECKPOINT_DEFAULT, ""))
+        if under_the_default and self._execution.name() is None and _UUID.fullmatch(folder):
+            return True
+        kind = self._execution.getClass()
+        while kind is not None:
+            with suppress(Exception):  # a class without the field
+                field = kind.getDeclaredField("deleteCheckpointOnStop")
+                field.setAccessible(True)
+                return bool(field.getBoolean(self._execution))
+            kind = kind.getSuperclass()
+        # Another Spark, which keeps it elsewhere: the name that it gives such folders is left.
+        return folder.startswith("temporary-") and _UUID.fullmatch(folder.removeprefix("temporary-")) is not None
 
 
 def plan_must_run(query: RunningQuery) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from semel.decisions.log import DecisionLog, Identity
@@ -12,14 +14,34 @@ from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Aborted, Journal
 from semel.protocol.order import order_to_prepare
 from semel.protocol.recovery import Fate, effective_committables, resolve_leftover
-from semel.protocol.refusals import Holder, Refusal, SinkFacts, refuse_holder, refuse_replaced, refuse_rolled_back
+from semel.protocol.refusals import (
+    AGAIN,
+    Holder,
+    Refusal,
+    SinkFacts,
+    refuse_holder,
+    refuse_replaced,
+    refuse_rolled_back,
+)
 from semel.runtime.batch import Coordinator, Limits
+from semel.runtime.beginning import check_beginnings
 from semel.runtime.commits import Waiting
 from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run, restore_plans
 from semel.sinks.base import UNSAID, Context, Participant, Remains, Sink
 
 CLOSE_TRIES_MAX = 100
+#: So many other pipelines that write to the same target are told by name.
+OTHERS_TOLD_MAX = 5
+
+#: Waits until an older driver writes nothing any more; see `handover.wait_for_older`.
+Wait = Callable[[DecisionLog, int], object]
+
+_LOG = logging.getLogger("semel")
+
+
+def nobody_to_wait_for(log: DecisionLog, ours: int) -> None:
+    """For a start that is known to be alone."""
 
 
 def start_exactly_once(
@@ -28,29 +50,42 @@ def start_exactly_once(
     sinks: Sequence[Sink],
     identity: Identity,
     *,
-    default_name: str,
     limits: Limits = Limits(),
     under_way: int | None = None,
+    wait: Wait = nobody_to_wait_for,
     tell: Callable[[Waiting], None] = lambda _: None,
 ) -> Coordinator:
-    """Claim, fence, settle, sweep; then the pipeline may run. `under_way` is a batch that Spark runs already."""
-    next_batch = plans.next_batch()
-    coordinator = _claim(log, sinks, identity, default_name, marked=True, limits=limits)
+    """Claim, fence, settle, sweep; then the pipeline may run. `under_way` is a batch that Spark runs already.
+
+    `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for.
+    """
+    coordinator = _claim(log, sinks, identity, marked=True, limits=limits, plans=plans)
     coordinator.plans, coordinator.tell = plans, tell
     coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
     try:
-        _recover(coordinator, log, plans, next_batch, under_way)
+        _recover(coordinator, log, plans, under_way, wait, {sink.name: sink.starts for sink in sinks})
     except BaseException:
         coordinator.close()
         raise
     return coordinator
 
 
-def _recover(coordinator: Coordinator, log: DecisionLog, plans: Plans, next_batch: int, under_way: int | None) -> None:
+def _recover(
+    coordinator: Coordinator,
+    log: DecisionLog,
+    plans: Plans,
+    under_way: int | None,
+    wait: Wait,
+    starts: Mapping[str, str],
+) -> None:
     remains = {name: p.recover() for name, p in coordinator.participants.items()}
-    _refuse_a_replaced_checkpoint(remains, coordinator.context)
+    _refuse_a_replaced_checkpoint(remains, coordinator.context, starts)
+    _tell_of_others(remains, coordinator.context)
     for participant in coordinator.participants.values():
         participant.fence()
+    wait(log, coordinator.context.incarnation)
+    # Only now: until here an older driver may have finished a batch.
+    next_batch = plans.next_batch()
     batch = first_to_run(log, next_batch)
     journal = close_open_slot(log, coordinator.attempt(batch, 0))
     failpoint("startup.closed")
@@ -64,12 +99,19 @@ def _recover(coordinator: Coordinator, log: DecisionLog, plans: Plans, next_batc
     failpoint("startup.swept")
 
 
-def start_weaker(log: DecisionLog | None, sinks: Sequence[Sink], identity: Identity, default_name: str) -> Coordinator:
+def start_weaker(
+    log: DecisionLog | None,
+    sinks: Sequence[Sink],
+    identity: Identity,
+    plans: Plans | None = None,
+    wait: Wait = nobody_to_wait_for,
+) -> Coordinator:
     """At-least-once and at-most-once: no marker, no recovery; only what an earlier run staged is dropped."""
     if log is not None:
-        coordinator = _claim(log, sinks, identity, default_name, marked=False, limits=Limits())
+        coordinator = _claim(log, sinks, identity, marked=False, limits=Limits(), plans=plans)
+        wait(log, coordinator.context.incarnation)
     else:
-        context = Context(identity.pipeline, identity.name or default_name, Incarnation(0), marked=False)
+        context = Context(identity.pipeline, identity.name or identity.known_by, Incarnation(0), marked=False)
         coordinator = Coordinator(context, _participants(sinks, context))
     for participant in coordinator.participants.values():
         participant.abort(participant.recover().branches)
@@ -77,17 +119,30 @@ def start_weaker(log: DecisionLog | None, sinks: Sequence[Sink], identity: Ident
 
 
 def _claim(
-    log: DecisionLog, sinks: Sequence[Sink], identity: Identity, default_name: str, *, marked: bool, limits: Limits
+    log: DecisionLog,
+    sinks: Sequence[Sink],
+    identity: Identity,
+    *,
+    marked: bool,
+    limits: Limits,
+    plans: Plans | None,
 ) -> Coordinator:
     found = log.identity()
+    if found is not None:
+        _refuse_anothers_checkpoint(found, identity, log.store.describe())
+    if plans is not None:
+        check_beginnings(log, plans, sinks, identity.pipeline)
     if found is None:
         log.create_identity(identity)
-    else:
-        _refuse_anothers_checkpoint(found, identity, log.store.describe())
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
     failpoint("startup.claimed")
-    context = Context(identity.pipeline, identity.name or default_name, incarnation, marked)
+    context = Context(identity.pipeline, _name(identity, found), incarnation, marked)
     return Coordinator(context, _participants(sinks, context), log, limits=limits)
+
+
+def _name(identity: Identity, found: Identity | None) -> str:
+    """What markers call the pipeline: a name that it once had stays, whoever leaves it out later."""
+    return identity.name or (found.name if found is not None else "") or identity.known_by
 
 
 def _participants(sinks: Sequence[Sink], context: Context) -> dict[str, Participant]:
@@ -178,15 +233,30 @@ def _refuse_anothers_checkpoint(found: Identity, ours: Identity, where: str) -> 
         raise AnotherPipeline(f"The checkpoint {where} belongs to pipeline {found.name!r}, not to {ours.name!r}.")
 
 
-def _refuse_a_replaced_checkpoint(remains: Mapping[str, Remains], context: Context) -> None:
+def _refuse_a_replaced_checkpoint(remains: Mapping[str, Remains], context: Context, starts: Mapping[str, str]) -> None:
     for sink, remain in remains.items():
-        if refuse_replaced(_facts_of(remain)):
+        if refuse_replaced(replace(_facts_of(remain), starts=starts.get(sink, ""))):
             raise AnotherPipeline(
                 f"Sink {sink} holds batches that pipeline {context.name!r} wrote under another checkpoint "
                 f"(query {remain.namesakes[-1]}).",
                 data_now="what that checkpoint committed is visible; starting anew would write it a second time",
-                remedy="Use the old checkpoint again. To write everything anew on purpose, give the pipeline "
-                "another name with queryName() and empty the target yourself.",
+                remedy="Use the old checkpoint again. If this is another pipeline that reads the same, give it a name "
+                f"with queryName(). To write all rows a second time on purpose, say starts={AGAIN!r} on the sink.",
+            )
+
+
+def _tell_of_others(remains: Mapping[str, Remains], context: Context) -> None:
+    """Two pipelines may well write to one target; but whoever did not mean it learns it from here only."""
+    for sink, remain in remains.items():
+        if remain.others:
+            told = ", ".join(f"{name!r} (query {query})" for name, query in remain.others[:OTHERS_TOLD_MAX])
+            more = len(remain.others) - OTHERS_TOLD_MAX
+            _LOG.warning(
+                "Sink %s of pipeline %r also holds batches of %s%s: rows of all of them mix in its target.",
+                sink,
+                context.name,
+                told,
+                f" and {more} more" if more > 0 else "",
             )
 
 

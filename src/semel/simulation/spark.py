@@ -119,7 +119,6 @@ def _start(world: World, line: Line, query: Query, under_way: int | None = None)
         plans_of(world.checkpoint, line, world.put_back),
         [SimulatedSink(store, line, name=store.name) for store in world.stores.values()],
         Identity(PIPELINE, "simulated"),
-        default_name="simulated",
         limits=LIMITS,
         under_way=under_way,
     )

@@ -12,6 +12,7 @@ One contract suite (tests/contract) covers every sink.
 
 from __future__ import annotations
 
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import ConfigError
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, sink_name, to_sink_name
 from semel.protocol.events import Committable, Outcome
+from semel.protocol.refusals import AGAIN, NOW
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,9 +34,7 @@ class Capabilities:
 
     #: Prepared rows live in the store's own prepared transaction and not in a staging area of ours.
     native_prepare: bool = False
-    #: The store itself turns away an older incarnation.
-    refuses_older_incarnation: bool = True
-    #: Executors on other machines can write to it.
+    #: Executors on other machines can write to it. Where they cannot, a start on a cluster is refused.
     remote_executors: bool = True
     #: Each task is committed for itself, so that a decided batch may be gone in part.
     commits_by_task: bool = False
@@ -72,12 +72,30 @@ class Remains:
 
     `branches` are staged or prepared and not committed. `newest_batch` is the newest marker. `namesakes` are the ids of
     other pipelines that left markers here under our name: most likely this one before its checkpoint was deleted.
+    `others` are those that left some under other names, with the names: rows of both mix.
     """
 
     branches: tuple[Branch, ...] = ()
     newest_batch: int | None = None
     namesakes: tuple[PipelineId, ...] = ()
+    others: tuple[tuple[str, PipelineId], ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        branches: Iterable[Branch],
+        newest_batch: int | None,
+        writers: Iterable[tuple[str, PipelineId]],
+        context: Context,
+    ) -> Remains:
+        """`writers` are all that have markers here, each by name and id; they are told apart by whose they are."""
+        strangers = sorted({(name, pipeline) for name, pipeline in writers if pipeline != context.pipeline})
+        namesakes = {pipeline for name, pipeline in strangers if name == context.name}
+        others = tuple((name, pipeline) for name, pipeline in strangers if pipeline not in namesakes)
+        return cls(tuple(branches), newest_batch, tuple(sorted(namesakes)), others)
+
+
+_WHERE = re.compile(r" (?:at|in) ")
 
 #: An error of a task that says this is told by the driver with the number, which tasks do not know.
 NUMBER_OF_TASKS = "the number of tasks"
@@ -181,6 +199,10 @@ class Sink(ABC):
 
     `name` tells sinks of one pipeline apart and must not change while the pipeline lives. `select` and `where` are SQL
     expressions over the columns of the DataFrame: the sink gets those columns and those rows.
+
+    `starts` says that something is meant which is refused otherwise: "now", that the sink begins at the present batch
+    of a checkpoint that has done others before; "again", that it gets a second time what this pipeline wrote into it
+    under another checkpoint.
     """
 
     kind: ClassVar[str]
@@ -188,8 +210,14 @@ class Sink(ABC):
     name: str = field(default="", kw_only=True)
     select: Sequence[str] = field(default=(), kw_only=True)
     where: str = field(default="", kw_only=True)
+    starts: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.starts not in ("", NOW, AGAIN):
+            raise ConfigError(
+                f"A {self.kind} sink cannot have starts={self.starts!r}.",
+                remedy=f"Use starts={NOW!r}, starts={AGAIN!r}, or leave it out.",
+            )
         if isinstance(self.select, str):
             raise ConfigError(f"select of {self.kind} takes a list of expressions, not one text: {self.select!r}.")
         object.__setattr__(self, "select", tuple(self.select))
@@ -213,6 +241,14 @@ class Sink(ABC):
     @abstractmethod
     def describe(self) -> str:
         """The target for messages and records, without secrets."""
+
+    def is_in(self, described: str) -> bool:
+        """Whether `described`, from an older record, names what this sink writes to; the address may be another.
+
+        Our descriptions say what first and where after that: "PostgreSQL table orders at db:5432".
+        """
+        mine, theirs = (_WHERE.split(text, 1)[0] for text in (self.describe(), described))
+        return mine == theirs
 
     @abstractmethod
     def check(self, schema: pa.Schema) -> None:

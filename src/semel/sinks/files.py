@@ -383,14 +383,13 @@ class _FilesParticipant(Participant):
                 return Remains(branches)
             manifests = self.layout.manifests(pipeline, sink)
             newest = int(manifests[-1].stem) if manifests else None
-            return Remains(branches, newest, tuple(self._namesakes()))
+            return Remains.of(branches, newest, self._writers(), self.context)
 
-    def _namesakes(self) -> Iterator[PipelineId]:
-        """Other pipelines whose newest manifest in this sink carries our name."""
+    def _writers(self) -> Iterator[tuple[str, PipelineId]]:
+        """Other pipelines with manifests in this sink, by the name in the newest of them."""
         for pipeline, sink, manifests in self.layout.all_manifests():
-            others = pipeline != self.context.pipeline and sink == self.sink.name
-            if others and read_manifest(manifests[-1]).get("name") == self.context.name:
-                yield pipeline
+            if pipeline != self.context.pipeline and sink == self.sink.name:
+                yield str(read_manifest(manifests[-1]).get("name", "")), pipeline
 
     def close(self) -> None:
         """Nothing is open."""

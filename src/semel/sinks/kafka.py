@@ -450,10 +450,10 @@ class _KafkaParticipant(Participant):
             return Remains(tuple(branches))
         log = self._caught_up()
         mine = self._fence()
-        namesakes = {
-            fence.pipeline
+        writers = {
+            (fence.name, fence.pipeline)
             for fence in log.fences.values()
-            if (fence.name, fence.sink, fence.target) == (mine.name, mine.sink, mine.target)
+            if (fence.sink, fence.target) == (mine.sink, mine.target)
             and fence.pipeline != mine.pipeline
             and log.newest_committed(fence.pipeline, fence.sink) is not None
         }
@@ -461,7 +461,7 @@ class _KafkaParticipant(Participant):
         # EndTxn is answered before the end is in the control topic.
         ended = [branch.attempt.batch for branch in self._ended.values()]
         newest = max([*ended, *([] if newest is None else [newest])], default=None)
-        return Remains(tuple(branches), newest, tuple(sorted(namesakes)))
+        return Remains.of(branches, newest, writers, self.context)
 
     def _leftovers(self) -> tuple[list[Branch], list[str]]:
         """Open transactions of ours: the branches of those that are prepared, the ids of those that are not."""

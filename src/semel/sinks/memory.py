@@ -167,13 +167,12 @@ class _MemoryParticipant(Participant):
                 self.table.staged.pop(branch, None)
 
     def recover(self) -> Remains:
-        pipeline, name = self.context.pipeline, self.context.name
+        pipeline = self.context.pipeline
         with self.table.lock:
             ours = tuple(b for b in self.table.staged if (b.attempt.pipeline, b.sink) == (pipeline, self.sink))
             batches = [batch for p, sink, batch in self.table.markers if (p, sink) == (pipeline, self.sink)]
-            markers = self.table.markers.items()
-            others = {p for (p, sink, _), owner in markers if (owner, sink) == (name, self.sink) and p != pipeline}
-        return Remains(ours, max(batches, default=None), tuple(sorted(others)))
+            writers = {(name, p) for (p, sink, _), name in self.table.markers.items() if sink == self.sink}
+        return Remains.of(ours, max(batches, default=None), writers, self.context)
 
     def close(self) -> None:
         """Nothing is open."""

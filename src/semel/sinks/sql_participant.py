@@ -281,13 +281,13 @@ class SqlParticipant(Participant):
                 "SELECT max(batch) FROM {ledger} WHERE pipeline = %s AND sink = %s",
                 (self.context.pipeline, self.sink.name),
             )
-            others = self.store.query(
-                "SELECT DISTINCT f.pipeline FROM {fence} f "
-                "JOIN {ledger} l ON l.pipeline = f.pipeline AND l.sink = f.sink "
-                "WHERE f.name = %s AND f.sink = %s AND f.pipeline <> %s ORDER BY 1",
-                (self.context.name, self.sink.name, self.context.pipeline),
+            writers = self.store.query(
+                "SELECT f.name, f.pipeline FROM {fence} f WHERE f.sink = %s AND f.pipeline <> %s "
+                "AND EXISTS (SELECT 1 FROM {ledger} l WHERE l.pipeline = f.pipeline AND l.sink = f.sink)",
+                (self.sink.name, self.context.pipeline),
             )
-        return Remains(branches, newest[0][0], tuple(PipelineId(row[0]) for row in others))
+        named = ((name, PipelineId(who)) for name, who in writers)
+        return Remains.of(branches, newest[0][0], named, self.context)
 
     def evidence(self, batches: range) -> Evidence:
         """The ledger rows of these batches and of younger ones."""

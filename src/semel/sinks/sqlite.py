@@ -298,11 +298,11 @@ class _SqliteParticipant(Participant):
                 "SELECT max(batch) FROM semel_ledger WHERE pipeline = ? AND sink = ?",
                 (self.context.pipeline, self.sink.name),
             ).fetchone()[0]
-            others = reader.execute(
-                "SELECT DISTINCT pipeline FROM semel_ledger WHERE name = ? AND sink = ? AND pipeline <> ? ORDER BY 1",
-                (self.context.name, self.sink.name, self.context.pipeline),
+            writers = reader.execute(
+                "SELECT DISTINCT name, pipeline FROM semel_ledger WHERE sink = ? AND pipeline <> ?",
+                (self.sink.name, self.context.pipeline),
             ).fetchall()
-        return Remains(branches, newest, tuple(PipelineId(row[0]) for row in others))
+        return Remains.of(branches, newest, ((name, PipelineId(who)) for name, who in writers), self.context)
 
     def _staged_or_prepared(self) -> tuple[Branch, ...]:
         """A prepared batch without rows has no spool, but its open transaction must be found, too, to be aborted."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +20,44 @@ class PlannedSource:
     @property
     def is_kafka(self) -> bool:
         return self.format.lower() == "kafka" or self.format.endswith("KafkaSourceProvider")
+
+
+#: Options that say what a source reads, and none of how. Values of others may be secrets, or change at will.
+_WHAT = (
+    "path",
+    "topic",
+    "subscribe",
+    "subscribepattern",
+    "assign",
+    "kafka.bootstrap.servers",
+    "host",
+    "port",
+    "table",
+    "dbtable",
+    "streamname",
+)
+#: Their order means nothing.
+_LISTS = ("subscribe", "kafka.bootstrap.servers")
+
+
+def known_by(sources: Sequence[PlannedSource]) -> str:
+    """What a pipeline is known by that nobody has named: what it reads, wherever its checkpoint is."""
+    read = [[_format_of(source), *(_said(source, option) for option in _WHAT)] for source in sources]
+    return f"unnamed-{hashlib.sha256(json.dumps(read).encode()).hexdigest()[:12]}"
+
+
+def _format_of(source: PlannedSource) -> str:
+    return "kafka" if source.is_kafka else source.format.lower()
+
+
+def _said(source: PlannedSource, option: str) -> str:
+    value = source.options.get(option, "")
+    if option in _LISTS:
+        return ",".join(sorted(part.strip() for part in value.split(",")))
+    if option == "path":
+        # A local path has two spellings, and a folder too.
+        return re.sub(r"^file:/+", "/", value).rstrip("/")
+    return value
 
 
 def planned_sources(plan: Any) -> list[PlannedSource]:

@@ -1,0 +1,141 @@
+"""With which batch a sink begins, without Spark: what the records say, and what they cannot say any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import semel
+from semel.decisions.log import DecisionLog
+from semel.decisions.memory import MemoryStore
+from semel.decisions.records import encode
+from semel.errors import Refused
+from semel.ids import Attempt, Incarnation, PipelineId
+from semel.protocol.events import Committable, Decided, Started
+from semel.runtime.beginning import check_beginnings
+from semel.runtime.plans import SparkPlans
+from semel.sinks.base import Sink
+from tests.planned import offsets
+
+PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
+ORDERS = semel.Sqlite("/nowhere/shop.db", "orders")
+RETURNS = semel.Sqlite("/nowhere/shop.db", "returns")
+
+
+class World:
+    """A checkpoint and a log that batches went through."""
+
+    def __init__(self) -> None:
+        self.checkpoint = MemoryStore()
+        self.plans = SparkPlans(self.checkpoint)
+        self.log = DecisionLog(MemoryStore())
+
+    def did(self, batch: int, *sinks: Sink, records: bool = True, is_over: bool = True) -> None:
+        incarnation = self.log.claim(sinks={sink.name: sink.describe() for sink in sinks}) if sinks else 0
+        self.checkpoint.create(f"offsets/{batch}", offsets(batch))
+        if records and sinks:
+            attempt = Attempt(PIPELINE, batch, 0, Incarnation(incarnation))
+            self.log.append(Decided(attempt, tuple(Committable(s.name, s.name, attempt, 1) for s in sinks)))
+        if is_over:
+            self.checkpoint.create(f"commits/{batch}", b"v1\n{}")
+
+    def check(self, *sinks: Sink) -> None:
+        check_beginnings(self.log, self.plans, sinks, PIPELINE)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_fresh_checkpoint_takes_any_sink(world: World) -> None:
+    world.check(ORDERS, RETURNS)
+
+
+def test_a_sink_that_had_the_batch_before_goes_on(world: World) -> None:
+    world.did(0, ORDERS)
+    world.did(1, ORDERS, RETURNS)
+    world.check(ORDERS, RETURNS)
+
+
+def test_a_decided_batch_that_is_not_over_is_one_that_a_sink_had(world: World) -> None:
+    world.did(0, ORDERS, is_over=False)
+    world.check(ORDERS)
+    with pytest.raises(Refused, match=r"Sink sqlite_returns .* would begin at batch 1, behind offsets .* only"):
+        world.check(ORDERS, RETURNS)
+
+
+def test_who_was_refused_before_is_refused_again(world: World) -> None:
+    """A claim alone proves nothing: it may be of a start that came to nothing."""
+    world.did(0, ORDERS)
+    world.log.claim(sinks={ORDERS.name: ORDERS.describe(), RETURNS.name: RETURNS.describe()})
+    with pytest.raises(Refused, match="Sink sqlite_returns"):
+        world.check(ORDERS, RETURNS)
+
+
+def test_a_batch_begun_at_most_once_counts(world: World) -> None:
+    world.did(0, ORDERS, records=False)
+    world.log.append(Started(Attempt(PIPELINE, 0, 0, Incarnation(1))))
+    world.check(ORDERS)
+
+
+def test_where_a_claim_does_not_say_its_sinks_the_decision_does(world: World) -> None:
+    world.did(0, ORDERS)
+    path = "incarnations/0000000001.json"
+    world.log.store.replace(path, encode({"incarnation": 1, "host": "h", "pid": 1, "claimed_at": "then"}))
+    world.check(ORDERS)
+    with pytest.raises(Refused, match="batch 0 went to sqlite_orders only"):
+        world.check(RETURNS)
+
+
+def test_an_address_that_changed_is_settled_by_markers_and_a_table_that_changed_is_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    evidence = semel.Sqlite.evidence
+
+    def watched(self: semel.Sqlite, pipeline: PipelineId, batches: range) -> Any:
+        asked.append(self.describe())
+        return evidence(self, pipeline, batches)
+
+    monkeypatch.setattr(semel.Sqlite, "evidence", watched)
+    world.did(0, ORDERS)
+    world.check(ORDERS)
+    assert asked == []
+    moved = semel.Sqlite("/elsewhere/shop.db", "orders")
+    with pytest.raises(Refused, match=r"under this name batch 0 went to SQLite table orders in /nowhere/shop\.db"):
+        world.check(moved)
+    assert asked == [moved.describe()]
+    with pytest.raises(Refused, match="under this name batch 0 went to"):
+        world.check(semel.Sqlite("/nowhere/shop.db", "returns", name="sqlite_orders"))
+    assert asked == [moved.describe()]
+
+
+def test_a_journal_that_a_live_driver_forgets_while_we_look_refuses_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulation, seed 932: we knew of batch 0 only, and its journal was pruned when we looked for it."""
+    world.did(0, ORDERS)
+    journal, looked_for = world.log.journal, list[int]()
+
+    def forgotten_while_looked_for(batch: int) -> Any:
+        looked_for.append(batch)
+        if looked_for == [0, 1, 0]:
+            world.did(1, ORDERS)
+            world.log.prune(before_batch=1)
+        return journal(batch)
+
+    monkeypatch.setattr(world.log, "journal", forgotten_while_looked_for)
+    world.check(ORDERS)
+    assert looked_for[:3] == [0, 1, 0]
+    assert world.plans.next_batch() == 2
+
+
+def test_long_offsets_are_cut(world: World) -> None:
+    world.did(0)
+    world.checkpoint.replace("offsets/0", b'v1\n{}\n{"orders":' + b"9" * 1_000 + b"}")
+    with pytest.raises(Refused) as caught:
+        world.check(ORDERS)
+    assert len(caught.value.what) < 600
+    assert "999 ..." in caught.value.what

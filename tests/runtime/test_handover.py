@@ -1,0 +1,196 @@
+"""Who waits for whom when a driver takes a pipeline over, and who starts again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import semel
+from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
+from semel.decisions.memory import MemoryStore
+from semel.errors import Fenced, SemelError
+from semel.runtime.batch import Report
+from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
+from semel.runtime.runner import Happening, Run, StopSignals, exit_code, watch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LIMITS = Handover(look_every_s=1.0, wait_s=10.0)
+HERE = {"host": socket.gethostname(), "pid": os.getpid()}
+ELSEWHERE = {"host": "another.host", "pid": 7}
+
+
+class Clock:
+    """Time that passes while somebody sleeps; what happens meanwhile is said by `at`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.at: dict[float, Any] = {}
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        for due in [s for s in self.at if s <= self.now_s]:
+            self.at.pop(due)()
+
+
+@pytest.fixture
+def log() -> DecisionLog:
+    return DecisionLog(MemoryStore())
+
+
+def waited(log: DecisionLog, ours: int, clock: Clock) -> tuple[bool, float]:
+    ended = wait_for_older(log, ours, LIMITS, clock=lambda: clock.now_s, sleep=clock.sleep)
+    return ended, clock.now_s
+
+
+def test_the_first_driver_waits_for_nobody(log: DecisionLog) -> None:
+    assert waited(log, log.claim(), Clock()) == (True, 0.0)
+
+
+def test_a_newer_driver_waits_until_the_older_one_has_left(log: DecisionLog) -> None:
+    older, clock = log.claim(**ELSEWHERE), Clock()
+    clock.at[3.0] = lambda: log.leave(older)
+    assert waited(log, log.claim(**HERE), clock) == (True, 3.0)
+    # Who has left once is not waited for again, nor is anybody before it.
+    assert waited(log, log.claim(), Clock()) == (True, 0.0)
+
+
+def test_a_driver_that_is_paused_is_waited_for_no_longer_than_the_limit(log: DecisionLog) -> None:
+    log.claim(**ELSEWHERE)
+    assert waited(log, log.claim(**HERE), Clock()) == (False, 10.0)
+
+
+def test_a_process_of_this_host_that_has_ended_is_not_waited_for(log: DecisionLog) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert is_alive(child.pid)
+    log.claim(host=socket.gethostname(), pid=child.pid)
+    ours, clock = log.claim(**HERE), Clock()
+
+    def kill() -> None:
+        child.kill()
+        # It is dead, and its parent, this test, has not heard of it yet.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    clock.at[2.0] = kill
+    found = waited(log, ours, clock)
+    child.communicate()
+    assert found == (True, 2.0)
+    assert not is_alive(child.pid)
+
+
+def test_an_earlier_start_of_this_process_is_passed_over(log: DecisionLog) -> None:
+    """A query that is started again by itself still waits for whom it fenced first."""
+    older, clock = log.claim(**ELSEWHERE), Clock()
+    log.claim(**HERE)
+    clock.at[4.0] = lambda: log.leave(older)
+    assert waited(log, log.claim(**HERE), clock) == (True, 4.0)
+
+
+def test_who_has_left_is_forgotten_with_its_claim(log: DecisionLog) -> None:
+    for _ in range(INCARNATIONS_KEPT + 3):
+        log.leave(log.claim())
+    assert len(log.store.list("left")) <= INCARNATIONS_KEPT
+    assert log.has_left(log.newest_claim())
+    assert not log.has_left(1)
+
+
+class Query:
+    def __init__(self) -> None:
+        self.isActive = True
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+class Function:
+    """At its third look there is a newer claim."""
+
+    def __init__(self, query: Query, asked: list[str]) -> None:
+        self.query, self.asked, self.looks = query, asked, 0
+        self.fenced: Exception | None = None
+
+    def find_newer(self) -> Exception | None:
+        self.looks += 1
+        self.fenced = Fenced("a newer one is there") if self.looks == 3 else None
+        return self.fenced
+
+    def drain(self, grace_s: float) -> None:
+        self.asked.append(f"drain {grace_s:.0f} s, active {self.query.isActive}")
+
+    def end(self) -> None:
+        self.asked.append(f"end, active {self.query.isActive}")
+
+
+def test_the_older_driver_drains_stops_and_only_then_says_that_it_has_left() -> None:
+    query, asked = Query(), list[str]()
+    function: Any = Function(query, asked)
+    watched: Any = query
+    Watch(watched, function, Handover(look_every_s=0.0)).run()
+    assert function.looks == 3
+    assert asked == ["drain 3 s, active True", "end, active False"]
+
+
+# Spark's own race ---------------------------------------------------------------------------------------------------
+
+
+def test_a_query_that_lost_a_race_for_a_file_of_the_checkpoint_is_started_again(
+    stream: DataFrame, tmp_path: Path, put: Callable[[int], None]
+) -> None:
+    put(2)
+    target = semel.Sqlite(str(tmp_path / "out.db"), "out")
+    writer = semel.write(stream).to(target).option("checkpointLocation", str(tmp_path / "c"))
+    writer = writer.trigger(availableNow=True)
+    commits = tmp_path / "c" / "commits"
+
+    def an_older_driver_is_quicker(report: Report) -> None:
+        if report.batch == 1:
+            shutil.copy(commits / "0", commits / "1")
+
+    told: list[Happening] = []
+    run = Run("orders", writer.launch(an_older_driver_is_quicker), begin=writer.launch)
+    watch([run], StopSignals(), told.append)
+    assert [(h.event, bool(h.warning)) for h in told] == [("started", True), ("stopped", False)]
+    assert run.restarts == 1
+    with sqlite3.connect(tmp_path / "out.db") as connection:
+        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM out").fetchall() == [(30, 30)]
+
+
+LOST = "[STREAM_FAILED] Query terminated: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
+
+
+def lost(newer: Fenced | None, begun: list[int]) -> Run:
+    query = SimpleNamespace(isActive=False, exception=lambda: LOST)
+    function = SimpleNamespace(fenced=newer, find_newer=lambda: newer, end=lambda: None)
+    running: Any = SimpleNamespace(query=query, function=function)
+
+    def begin() -> Any:
+        begun.append(1)
+        return running
+
+    return Run("orders", running, begin=begin)
+
+
+def test_it_is_started_again_only_so_often() -> None:
+    begun, told = list[int](), list[Happening]()
+    with pytest.raises(SemelError, match=r"Pipeline orders failed: .*CONCURRENT_STREAM_LOG_UPDATE"):
+        watch([lost(None, begun)], StopSignals(), told.append)
+    assert len(begun) == HANDOVER.restarts
+    assert [h.event for h in told] == ["started"] * HANDOVER.restarts + ["failed"]
+
+
+def test_the_older_one_that_loses_the_race_ends_fenced() -> None:
+    begun, told = list[int](), list[Happening]()
+    with pytest.raises(Fenced, match="pid 7 took over") as caught:
+        watch([lost(Fenced("pid 7 took over"), begun)], StopSignals(), told.append)
+    assert (begun, [h.event for h in told], exit_code(caught.value)) == ([], ["failed"], 3)
