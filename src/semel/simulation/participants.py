@@ -223,7 +223,7 @@ class SimulatedSink(Sink):
     def check(self, schema: object) -> None:
         """Any row fits."""
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         raise NotImplementedError("simulated tasks stage for themselves")
 
     def participant(self, context: Context) -> Participant:

@@ -123,7 +123,7 @@ def _stage(world: World, line: Line) -> Stage:
     """The tasks of one driver. Like Spark's task attempt ids, the numbers of their tries never come again."""
     retries = count()
 
-    def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+    def stage(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:  # noqa: ARG001
         content = list(rows_of_tasks(world.seed, attempt.batch))
         # Spark may number the tasks otherwise when it runs a batch again (SPARK-28650).
         world.dice.shuffle(content)
