@@ -15,7 +15,12 @@ from pathlib import Path
 PLACEHOLDER = "/semel-upgrade-fixture"
 FAILPOINTS = "SEMEL_FAILPOINTS"
 #: A folder of the fixture -> the failpoint at which the run is stopped for it; the last one is of the end of the run.
-SCENARIOS = {"staged": "batch.staged@2", "decided": "sqlite.committed@2", "done": ""}
+SCENARIOS = {
+    "staged": "batch.staged@2",
+    "decided": "batch.decided@2",
+    "committed_in_part": "sqlite.committed@2",
+    "done": "",
+}
 BATCHES = 2
 ROWS = 20
 URL = "SEMEL_UPGRADE_POSTGRES"
