@@ -27,7 +27,8 @@ LEDGER = 1
 CONTROL_TOPIC = 1
 
 
-def refuse_newer(what: str, found: object, known: int) -> None:
+def refuse_newer(what: str, found: object, known: int, *, data_now: str = "", remedy: str = "") -> None:
     """Raise NewerRecord when a number is above what this release reads. `what` names the record and its sink."""
     if not isinstance(found, int) or found > known:
-        raise NewerRecord(f"{what} has format {found}; this semel reads up to {known}.")
+        told = f"{what} has format {found}; this semel reads up to {known}."
+        raise NewerRecord(told, data_now=data_now, remedy=remedy)

@@ -57,7 +57,7 @@ def run(tmp_path: Path, text: str, **environment: str) -> str:
     path = {"PATH": f"/usr/bin:/bin:{os.environ['PATH']}"}
     command = [sys.executable, str(script), str(tmp_path)]
     done = subprocess.run(
-        command, env={**bare, **path, **environment}, capture_output=True, text=True, timeout=300, check=False
+        command, env={**bare, **path, **environment}, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -87,7 +87,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         raise damaged(path, "it is not a manifest") from None
     sink = path.parent.name
-    formats.refuse_newer(f"The manifest {path} of sink {sink}", version, formats.MANIFEST)
+    formats.refuse_newer(
+        f"The manifest {path} of sink {sink}",
+        version,
+        formats.MANIFEST,
+        data_now="nothing was read or changed by this call",
+        remedy="Use the newer semel that wrote it.",
+    )
     return dict(manifest)
 
 
