@@ -351,14 +351,12 @@ class SqlParticipant(Participant):
 def write_mark(run: Run, sink: str, attempt: Attempt, part: str, rows: int, plan: str | None = None) -> None:
     """The proof that rows are visible: in the same transaction as the rows. A ledger of semel 0.1 holds no plan."""
     mark = attempt.pipeline, sink, attempt.batch, part, attempt.attempt, attempt.incarnation, rows
-    more = () if plan is None else (formats.LEDGER, plan)
-    run(
-        "INSERT INTO {ledger} (pipeline, sink, batch, part, attempt, incarnation, row_count{more})"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s{places})",
-        (*mark, *more),
-        more=", format, plan" if more else "",
-        places=", %s" * len(more),
-    )
+    names = "pipeline, sink, batch, part, attempt, incarnation, row_count"
+    if plan is None:
+        run(f"INSERT INTO {{ledger}} ({names}) VALUES (%s, %s, %s, %s, %s, %s, %s)", mark)  # noqa: S608 - ours
+    else:
+        numbered = f"INSERT INTO {{ledger}} ({names}, format, plan) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)"  # noqa: S608
+        run(numbered, (*mark, formats.LEDGER, plan))
 
 
 def _ledger_mark(batch: int, part: str, attempt: int, incarnation: int, rows: int, plan: str) -> Mark:
