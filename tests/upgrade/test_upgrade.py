@@ -90,6 +90,7 @@ class World:
 
 
 def restored(scenario: str, root: Path, server: PostgresServer) -> World:
+    """The database has the name of the folder."""
     shutil.copytree(FIXTURE / scenario, root)
     for batch in range(BATCHES):
         os.utime(root / "in" / f"{batch}.json", (1_700_000_000 + batch,) * 2)
@@ -97,7 +98,7 @@ def restored(scenario: str, root: Path, server: PostgresServer) -> World:
         content = path.read_text()
         if PLACEHOLDER in content:
             path.write_text(_with_checksum(content.replace(PLACEHOLDER, str(root))))
-    name = f"upgrade_{scenario}"
+    name = f"upgrade_{root.name}"
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     world = World(root, server.url.rpartition("/")[0] + f"/{name}")
@@ -139,13 +140,8 @@ def test_what_the_release_before_has_left_is_taken_over_exactly(
     assert world.plans() == {0: {False}, 1: {scenario == "staged"}, 2: {True}}
 
 
-def test_what_a_newer_semel_has_marked_is_refused_by_name(
-    tmp_path: Path, postgres_server: PostgresServer, request: pytest.FixtureRequest
-) -> None:
-    scenario = "done"
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE IF EXISTS upgrade_{scenario}")
-    world = restored(scenario, tmp_path / "newer", postgres_server)
+def test_what_a_newer_semel_has_marked_is_refused_by_name(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    world = restored("done", tmp_path / "newer", postgres_server)
     pg = world.sinks[2]
     participant = pg.participant(Context(world.pipeline, "shop", Incarnation(9)))
     try:
