@@ -224,7 +224,7 @@ def test_a_missing_file_and_a_bad_setting_are_told(
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert semel(capsys, monkeypatch, "--version")[:2] == (0, "semel 0.1.0\n")
+    assert semel(capsys, monkeypatch, "--version")[:2] == (0, "semel 0.2.0\n")
     code, out, _ = semel(capsys, monkeypatch, "--help")
     assert code == 0
     assert "run" in out

@@ -120,8 +120,8 @@ def _kafka_rows(setup: Setup, spark: SparkSession) -> DataFrame:
 class HangingSqlite(semel.Sqlite):
     """Its first attempt at a task prepares the rows and then hangs; a copy of the task does not."""
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
-        return HangingWriter(semel.Sqlite.writer(self, branch, durable=durable))
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
+        return HangingWriter(semel.Sqlite.writer(self, branch, durable=durable, plan=plan))
 
 
 class HangingWriter(Writer):
@@ -150,8 +150,8 @@ class HangingWriter(Writer):
 class HangingKafka(semel.Kafka):
     """In batch 1 the first attempt at a task sends its rows, and stops before it has prepared them."""
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
-        return HangingKafkaWriter(semel.Kafka.writer(self, branch, durable=durable), branch)
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
+        return HangingKafkaWriter(semel.Kafka.writer(self, branch, durable=durable, plan=plan), branch)
 
 
 class HangingKafkaWriter(HangingWriter):

@@ -87,7 +87,7 @@ def _no_pauses() -> None:
     PAUSES.clear()
 
 
-def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+def stage(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
     names = ("a", "b") if only is None else only
     return {name: [StagedPart(Branch(attempt, name, t, 0), 5) for t in (0, 1)] for name in names}
 
@@ -250,7 +250,7 @@ def test_what_vanishes_again_and_again_is_given_up_within_the_limit() -> None:
 
 
 def test_a_changed_task_layout_is_not_mended() -> None:
-    def other(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+    def other(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
         staged = dict(stage(attempt, only))
         return staged if only is None else {"b": staged["b"][:1]}
 
@@ -270,7 +270,7 @@ def test_a_mend_that_fails_is_rolled_back_and_the_batch_stays_decided() -> None:
     c = coordinator(Scripted("a"), b)
     b.left = (Branch(c.attempt(4, 1), "b", 7, 0), Branch(c.attempt(4, 0), "b", 8, 0))
 
-    def away(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+    def away(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
         if only is None:
             return stage(attempt)
         raise OSError("no executor")
@@ -328,7 +328,7 @@ class ByTask(Participant):
 def stages(store: ByTask, first: Sequence[Rows], then: Sequence[Rows]) -> Stage:
     """Tasks that write these rows at first, and those in a replay."""
 
-    def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+    def stage(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
         assert only in (None, [store.name])
         parts = []
         for task, rows in enumerate(first if only is None else then):
@@ -417,7 +417,7 @@ def test_a_driver_whose_slot_was_closed_stands_down() -> None:
     store = MemoryStore()
     zombie = coordinator(a := Scripted("a"), Scripted("b"), store=store)
 
-    def stage_slowly(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+    def stage_slowly(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
         heir = coordinator(Scripted("a"), Scripted("b"), store=store, incarnation=2)
         assert heir.log is not None
         journal = close_open_slot(heir.log, heir.attempt(4, 0))
@@ -434,7 +434,7 @@ def test_a_driver_that_decided_and_was_superseded_leaves_the_commit_to_its_heir(
     store = MemoryStore()
     zombie = coordinator(a := Scripted("a"), Scripted("b"), store=store)
 
-    def stage_slowly(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+    def stage_slowly(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
         DecisionLog(store).claim()
         return stage(attempt, only)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from semel.deadline import seconds_left
 from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
 from semel.errors import CommitStalled, DecisionUnknown, SinkUnavailable
-from semel.ids import Incarnation
+from semel.ids import Attempt, Incarnation
 from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import batch as batch_module
-from semel.runtime.batch import Coordinator, Limits, Report
+from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.commits import Committers, Rhythm, Waiting, finished
-from semel.sinks.base import Context
+from semel.sinks.base import Context, StagedPart
 from tests.planned import plans
 from tests.processes import wait_until
 from tests.runtime.test_batch import PIPELINE, Scripted, stage
@@ -154,8 +154,12 @@ def test_an_error_of_the_asking_itself_is_raised_where_the_answers_are_waited_fo
 def test_each_sink_is_told_with_its_own_cause() -> None:
     a = Scripted("a", [SinkUnavailable("The first store is away.")] * 99)
     b = Scripted("b", [SinkUnavailable("The second store is away.")] * 99)
+
+    def with_c(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
+        return {**stage(attempt, only, plan), "c": []}
+
     with pytest.raises(CommitStalled) as caught:
-        started(a, b, Scripted("c")).exactly_once(4, lambda attempt, only=None: {**stage(attempt, only), "c": []})
+        started(a, b, Scripted("c")).exactly_once(4, with_c)
     assert str(caught.value).splitlines()[:2] == [
         "Batch 4 is decided but could not be committed to a: The first store is away; b: The second store is away.",
         "  the data now: batch 4 is decided; visible in: c; still to commit: a, b",

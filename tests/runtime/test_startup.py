@@ -37,7 +37,7 @@ def test_kafka_prepares_last_and_commits_first_wherever_it_is_named(monkeypatch:
     # One commits after the other, so that their order can be seen.
     coordinator.__dict__["_committers"] = Committers(1)
     try:
-        assert coordinator.exactly_once(0, lambda _, __=None: {}).how == "committed"
+        assert coordinator.exactly_once(0, lambda _, __=None, ___="": {}).how == "committed"
     finally:
         coordinator.close()
     prepares = [f"prepare {name}" for name in (*DATABASES, KAFKA)]
@@ -49,7 +49,7 @@ def test_in_a_task_too_kafka_prepares_last_and_parts_come_in_the_order_of_the_si
 ) -> None:
     asked: list[str] = []
     for sink in SINKS:
-        monkeypatch.setattr(type(sink), "writer", lambda self, _, durable: noting(Writer, self.name, asked))  # noqa: ARG005
+        monkeypatch.setattr(type(sink), "writer", lambda self, _, durable, plan: noting(Writer, self.name, asked))  # noqa: ARG005
     nothing = ("",) * len(SINKS)
     attempt = Attempt(PIPELINE, 0, 0, Incarnation(1))
     parts = TaskWriter(SINKS, (None,) * len(SINKS), nothing, attempt, True, "").run([], task=0, retry=0)

@@ -12,8 +12,8 @@ from tests.simulation.mutants import MUTANTS, Patch
 def test_a_bug_is_caught_by_name(bug: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     anomaly, seeds = MUTANTS[bug]
     bug(monkeypatch)
-    found = next((s for s in range(seeds) if anomaly in {a.name for a in simulate(s).anomalies}), None)
-    assert found is not None, f"{seeds} seeds showed nothing {anomaly}"
+    found = next((s for s in seeds if anomaly in {a.name for a in simulate(s).anomalies}), None)
+    assert found is not None, f"{len(seeds)} seeds showed nothing {anomaly}"
 
 
 def test_every_anomaly_that_a_reader_could_see_is_caught_in_some_bug() -> None:

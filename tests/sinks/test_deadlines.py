@@ -80,9 +80,9 @@ class Life:
         finally:
             self.seconds = time.monotonic() - began
 
-    def _stage(self, attempt: Attempt, only: Only = None) -> dict[str, list[StagedPart]]:
+    def _stage(self, attempt: Attempt, only: Only = None, plan: str = "") -> dict[str, list[StagedPart]]:
         assert only is None
-        writer = self.sink.writer(Branch(attempt, self.sink.name, 0, 0))
+        writer = self.sink.writer(Branch(attempt, self.sink.name, 0, 0), plan=plan)
         writer.write(self.batch)
         return {self.sink.name: [writer.prepare()]}
 

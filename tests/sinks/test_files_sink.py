@@ -124,7 +124,7 @@ def test_a_manifest_of_a_newer_semel_is_not_guessed_at(lake: Path) -> None:
     committed(Files(str(lake)), rows_of(1))
     manifest = manifest_path(lake)
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(NewerRecord, match="has version 2; this semel reads up to 1"):
+    with pytest.raises(NewerRecord, match="of sink files_lake has format 2; this semel reads up to 1"):
         committed_files(lake)
 
 
@@ -162,6 +162,7 @@ def test_a_manifest_can_be_read_by_a_person(lake: Path) -> None:
         "attempt": 2,
         "incarnation": 3,
         "rows": 3,
+        "plan": "",
         "files": [
             {"name": names[0], "rows": 2, "bytes": (lake / names[0]).stat().st_size},
             {"name": names[1], "rows": 1, "bytes": (lake / names[1]).stat().st_size},

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.errors import NewerRecord, SinkUnavailable
+from semel.formats import CONTROL_TOPIC
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.sinks import kafka_markers
 from semel.sinks.kafka_markers import (
-    FORMAT,
     PARTITIONS,
     Fate,
     Fence,
@@ -186,11 +186,11 @@ def test_pipelines_and_sinks_are_kept_apart() -> None:
 
 @pytest.mark.parametrize("record", [marker_record(branch(), 1, "id"), fence_record(fence(1))], ids=["marker", "fence"])
 def test_a_record_of_a_newer_semel_stops_us(record: tuple[bytes, bytes]) -> None:
-    newer = json.dumps({**json.loads(record[1]), "format": FORMAT + 1, "new": "field"}).encode()
+    newer = json.dumps({**json.loads(record[1]), "format": CONTROL_TOPIC + 1, "new": "field"}).encode()
     with pytest.raises(NewerRecord) as caught:
         log_of(plain(record[0], newer))
     assert str(caught.value) == (
-        "The control topic holds records of format 2; this semel knows 1.\n"
+        f"The record {record[0].decode()} in Kafka's control topic has format 2; this semel reads up to 1.\n"
         "  the data now: this start wrote nothing; what was visible before still is\n"
         "  what to do: Run this pipeline with the newer semel that wrote the record."
     )

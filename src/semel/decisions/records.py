@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from semel import formats
 from semel.errors import CorruptRecord, NewerRecord
 from semel.ids import Attempt, Incarnation, pipeline_id
 from semel.protocol.events import Aborted, Committable, Decided, Record, Started
@@ -93,10 +94,14 @@ def committable_to_json(c: Committable) -> dict[str, Any]:
         "fingerprint": c.fingerprint,
         "mends": c.mends,
         "plan": c.plan,
+        "format": c.format,
     }
 
 
 def committable_from_json(body: Mapping[str, Any]) -> Committable:
+    number = body.get("format", formats.FIRST)
+    what = f"The committable {body['key']} of batch {body['batch']} for sink {body['sink']}"
+    formats.refuse_newer(what, number, formats.COMMITTABLE)
     return Committable(
         sink=body["sink"],
         key=body["key"],
@@ -107,6 +112,7 @@ def committable_from_json(body: Mapping[str, Any]) -> Committable:
         fingerprint=body["fingerprint"],
         mends=body["mends"],
         plan=body.get("plan", ""),
+        format=number,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
+from semel import formats
 from semel.ids import Attempt
 from semel.protocol.plans import Plan
 
@@ -28,7 +29,7 @@ class Committable:
     `branches` names what it covers, so that recovery keeps those and drops the rest. `payload` is the sink's own, plain
     JSON. `fingerprint` is that of its rows, where the sink commits task by task: if it is proven gone, a replay is
     searched for it. `mends` says that it replaces one that was gone. `plan` is the digest of the plan that its rows
-    follow from, empty where no plan is known.
+    follow from, empty where no plan is known. `format` numbers the form of the payload and of what it names.
     """
 
     sink: str
@@ -40,6 +41,7 @@ class Committable:
     fingerprint: str = ""
     mends: bool = False
     plan: str = ""
+    format: int = formats.COMMITTABLE
 
 
 # Events -----------------------------------------------------------------------------------------------------------

@@ -79,9 +79,9 @@ Only = Collection[str] | None
 
 
 class Stage(Protocol):
-    """Runs the batch's plan once and returns what its tasks staged, by sink."""
+    """Runs the batch's plan once and returns what its tasks staged, by sink. `plan` is its digest, for markers."""
 
-    def __call__(self, attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]: ...
+    def __call__(self, attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]: ...
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class Coordinator:
 
     def _stage(self, work: Work, stage: Stage) -> Event:
         attempt = self.attempt(work.id, work.batch.attempt)
-        return self._propose(work, lambda: self._prepare(attempt, self._staged(attempt, stage)))
+        return self._propose(work, lambda: self._prepare(attempt, self._staged(attempt, stage, work.digest)))
 
     def _restage(self, work: Work, stage: Stage) -> Event:
         """Run the plan again for every sink of which something is gone, and prepare what brings it back."""
@@ -296,7 +296,7 @@ class Coordinator:
                 f"Batch {work.id} was written again {self.limits.mends} times and vanished each time."
             )
             return PrepareFailed()
-        event = self._propose(work, lambda: self._mend(work, attempt, stage(attempt, work.broken_sinks)))
+        event = self._propose(work, lambda: self._mend(work, attempt, stage(attempt, work.broken_sinks, work.digest)))
         if isinstance(event, PrepareFailed):
             # The batch stays decided; what was staged now is dropped.
             self.roll_back(attempt)
@@ -306,8 +306,7 @@ class Coordinator:
         """Stage and prepare. Whatever fails, the error is kept for whoever rolls the batch back."""
         attempt = self.attempt(work.id, work.batch.attempt)
         try:
-            digest = work.plan.digest if work.plan is not None else ""
-            work.proposal = tuple(replace(c, plan=digest) for c in self._patiently(attempt, prepare))
+            work.proposal = tuple(replace(c, plan=work.digest) for c in self._patiently(attempt, prepare))
             if work.state is State.OPEN:
                 self._plans.make_durable(work.id)
         except Exception as error:  # noqa: BLE001 - see above
@@ -333,10 +332,10 @@ class Coordinator:
             pause_s = min(pause_s * 2, self.limits.stage_pause_s_max)
             self.roll_back(attempt)
 
-    def _staged(self, attempt: Attempt, stage: Stage) -> Mapping[str, Sequence[StagedPart]]:
+    def _staged(self, attempt: Attempt, stage: Stage, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
         for participant in self.participants.values():
             participant.expect(attempt)
-        return stage(attempt)
+        return stage(attempt, None, plan)
 
     def _prepare(self, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]) -> tuple[Committable, ...]:
         failpoint("batch.staged")

@@ -34,9 +34,11 @@ from semel.runtime.checks import Guarantee, check_checkpoint, check_executors, c
 from semel.runtime.commits import Waiting
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
 from semel.runtime.handover import wait_for_older
+from semel.runtime.interpreter import error_of_worker, require_python
 from semel.runtime.plans import NO_OFFSET, SparkPlans, offsets_of
 from semel.runtime.startup import start_exactly_once, start_weaker
-from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
+from semel.runtime.task import PARTS, ROW_BYTES, VERSIONS, TaskWriter, decode_parts, error_of_task
+from semel.runtime.versions import own_versions, require_same, sealed
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
 from semel.sources.plan import known_by, planned_sources
@@ -149,6 +151,7 @@ class BatchFunction:
 
     def begin(self, spark: SparkSession, location: str, query_id: PipelineId, under_way: int | None = None) -> None:
         """Claim and recover: before the query starts, or with `semel.sink` at its first batch, which is under way."""
+        require_python(spark, self.sinks)
         checkpoint = Checkpoint(spark, location)
         identity = Identity(query_id, self.name, self.known_by)
         self._limit = ArrowLimit()
@@ -265,8 +268,9 @@ class BatchFunction:
         return {offsets_of(batch_id): f"in memory: {in_hand}"}
 
     def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
-        def stage(attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
-            return stage_rows(df, self.sinks, attempt, self._limit, durable=coordinator.context.marked, only=only)
+        def stage(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
+            durable = coordinator.context.marked
+            return stage_rows(df, self.sinks, attempt, self._limit, durable=durable, only=only, plan=plan)
 
         if self.guarantee == "exactly-once":
             return coordinator.exactly_once(batch_id, stage)
@@ -408,6 +412,7 @@ def stage_rows(
     *,
     durable: bool,
     only: Only = None,
+    plan: str = "",
 ) -> dict[str, list[StagedPart]]:
     """One Spark job that writes the batch to every sink, and what its tasks staged."""
     wanted = [s for s in sinks if only is None or s.name in only]
@@ -418,18 +423,21 @@ def stage_rows(
         hashes = tuple(IN_ORDER if asks else "" for asks in asking)
     else:
         frame, hashes = with_hashes(frame, views, asking)
-    writer = TaskWriter(tuple(wanted), views, hashes, attempt, durable, os.environ.get(failpoints.VARIABLE, ""))
+    points = os.environ.get(failpoints.VARIABLE, "")
+    writer = TaskWriter(tuple(wanted), views, hashes, attempt, durable, points, plan)
+    versions = own_versions()
     staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in wanted}
     limit.apply(df.sparkSession)
     try:
-        rows = frame.mapInArrow(writer, _returns()).collect()
+        rows = frame.mapInArrow(sealed(writer, versions), _returns()).collect()
     except Exception as error:
-        cause = error_of_task(str(error))
+        cause = error_of_task(str(error)) or error_of_worker(str(error), df.sparkSession)
         if cause is None:
             raise
         raise _with_number_of_tasks(cause, df) from error
     limit.saw(max((row[ROW_BYTES] for row in rows), default=0))
     for row in rows:
+        require_same(versions, json.loads(row[VERSIONS]))
         for part in decode_parts(row[PARTS]):
             staged[part.branch.sink].append(part)
     return staged
@@ -459,7 +467,7 @@ def _returns() -> Any:
     """The schema of what tasks return. As text it would be parsed by the JVM in every batch."""
     from pyspark.sql.types import LongType, StringType, StructType
 
-    return StructType().add(PARTS, StringType()).add(ROW_BYTES, LongType())
+    return StructType().add(PARTS, StringType()).add(ROW_BYTES, LongType()).add(VERSIONS, StringType())
 
 
 def combined_view(df: DataFrame, sinks: Sequence[Sink]) -> tuple[DataFrame, tuple[str | None, ...]]:

@@ -10,18 +10,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from semel import errors, failpoints
+from semel import errors, failpoints, formats
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, parse_branch
 from semel.runtime import worker
 from semel.runtime.fingerprint import IN_ORDER, Checksum, Fingerprint, without_hashes
+from semel.runtime.versions import own_versions
 from semel.sinks.base import Sink, StagedPart, Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The columns that a task returns to the driver: what it staged, and how large its rows are.
-PARTS, ROW_BYTES = "parts", "row_bytes"
+#: The columns that a task returns to the driver: what it staged, how large its rows are, and which versions it runs.
+PARTS, ROW_BYTES, VERSIONS = "parts", "row_bytes", "versions"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class TaskWriter:
 
     `views` says, sink by sink, which struct column holds the sink's rows; None means that it takes every column as it
     is. `hashes` says which column holds the hashes of the sink's rows; `IN_ORDER` means that none are needed for their
-    fingerprint, "" that nobody asks for one.
+    fingerprint, "" that nobody asks for one. `plan` is the digest of what Spark planned for the batch.
     """
 
     sinks: tuple[Sink, ...]
@@ -39,6 +40,7 @@ class TaskWriter:
     attempt: Attempt
     durable: bool
     failpoints: str
+    plan: str = ""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -54,11 +56,15 @@ class TaskWriter:
         measured = Measured(batches)
         parts = self.run(measured, context.partitionId(), context.taskAttemptId())
         worker.lighten()
-        yield pa.RecordBatch.from_pydict({PARTS: [encode_parts(parts)], ROW_BYTES: [measured.row_bytes]})
+        told = {PARTS: encode_parts(parts), ROW_BYTES: measured.row_bytes, VERSIONS: json.dumps(own_versions())}
+        yield pa.RecordBatch.from_pydict({name: [value] for name, value in told.items()})
 
     def run(self, batches: Iterable[pa.RecordBatch], task: int, retry: int) -> list[StagedPart]:
         """Write each batch to each sink as it comes, then prepare; on any error leave nothing behind."""
-        writers = [s.writer(Branch(self.attempt, s.name, task, retry), durable=self.durable) for s in self.sinks]
+        writers = [
+            s.writer(Branch(self.attempt, s.name, task, retry), durable=self.durable, plan=self.plan)
+            for s in self.sinks
+        ]
         sums = {column: Fingerprint() for column in self.hashes if column not in ("", IN_ORDER)}
         checks = {view: Checksum() for view, column in zip(self.views, self.hashes, strict=True) if column == IN_ORDER}
         try:
@@ -80,7 +86,7 @@ class TaskWriter:
             str(checks[view] if column == IN_ORDER else sums.get(column, ""))
             for view, column in zip(self.views, self.hashes, strict=True)
         ]
-        return [replace(part, fingerprint=text) for part, text in zip(parts, prints, strict=True)]
+        return [replace(part, fingerprint=text, plan=self.plan) for part, text in zip(parts, prints, strict=True)]
 
     def _prepared(self, writers: Sequence[Writer]) -> list[StagedPart]:
         """What can expire is prepared last."""
@@ -131,15 +137,18 @@ def error_of_task(text: str) -> errors.SemelError | None:
 
 
 def encode_parts(parts: Sequence[StagedPart]) -> str:
-    return json.dumps([[str(p.branch), p.rows, dict(p.payload), p.fingerprint] for p in parts])
+    entries = [[str(p.branch), p.rows, dict(p.payload), p.fingerprint, p.plan] for p in parts]
+    return json.dumps({"format": formats.TASK, "parts": entries})
 
 
 def decode_parts(text: str) -> list[StagedPart]:
-    return [_part(*entry) for entry in json.loads(text)]
+    said = json.loads(text)
+    formats.refuse_newer("What a task returned", said["format"], formats.TASK)
+    return [_part(*entry) for entry in said["parts"]]
 
 
-def _part(name: str, rows: int, payload: dict[str, Any], fingerprint: str) -> StagedPart:
+def _part(name: str, rows: int, payload: dict[str, Any], fingerprint: str, plan: str) -> StagedPart:
     branch = parse_branch(name)
     if branch is None:
         raise ValueError(f"a task returned a part with an unknown name: {name!r}")
-    return StagedPart(branch, rows, payload, fingerprint)
+    return StagedPart(branch, rows, payload, fingerprint, plan)

@@ -52,6 +52,11 @@ class Work:
         return self.batch.state
 
     @property
+    def digest(self) -> str:
+        """Of the plan; empty where none is known."""
+        return self.plan.digest if self.plan is not None else ""
+
+    @property
     def broken_sinks(self) -> list[str]:
         """The sinks of which something is gone."""
         return self.sinks_of(self.batch.gone)

@@ -235,7 +235,7 @@ class SimulatedSink(Sink):
     def check(self, schema: object) -> None:
         """Any row fits."""
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         raise NotImplementedError("simulated tasks stage for themselves")
 
     def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:  # noqa: ARG002 - there is one pipeline

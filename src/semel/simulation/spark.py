@@ -75,7 +75,12 @@ class Query:
     def _create(self, verb: str, path: str, content: bytes) -> None:
         self.line.ask(CHECKPOINT, verb, lambda: self.world.checkpoint.create(path, content), path)
 
-    def stage(self, attempt: Attempt, only: Only = None) -> Mapping[str, Sequence[StagedPart]]:
+    def stage(
+        self,
+        attempt: Attempt,
+        only: Only = None,
+        plan: str = "",  # noqa: ARG002 - simulated markers do not name it
+    ) -> Mapping[str, Sequence[StagedPart]]:
         """Run the tasks. Like Spark's task attempt ids, the numbers of their tries never come again."""
         world, span = self.world, (self.at_hand.start, self.at_hand.end or 0)
         world.witness.ran[attempt] = span

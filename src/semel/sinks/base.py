@@ -57,13 +57,14 @@ class StagedPart:
     """What one task staged for one sink. `payload` is the sink's own, plain JSON.
 
     `fingerprint` is the same for the same rows, under whatever number of the task. It is empty
-    where it is not needed, or where Spark cannot tell it.
+    where it is not needed, or where Spark cannot tell it. `plan` is the digest of what Spark planned for the batch.
     """
 
     branch: Branch
     rows: int
     payload: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class Mark:
     """A marker: the store's own proof that it has committed rows of a batch.
 
     `part` is the branch that it stands for, or empty where one marker stands for all rows of the batch in this sink.
-    `damage` says that rows which it proves cannot be there any more, where the store can tell.
+    `damage` says that rows which it proves cannot be there any more, where the store can tell. `plan` is the digest of
+    the plan that the rows follow from, empty where the marker does not say it.
     """
 
     batch: int
@@ -119,6 +121,7 @@ class Mark:
     incarnation: int
     rows: int
     damage: str = ""
+    plan: str = ""
 
 
 #: As `known_from`: a missing marker proves nothing, whatever the batch.
@@ -206,6 +209,8 @@ class Sink(ABC):
     """
 
     kind: ClassVar[str]
+    #: What tasks of this sink import besides semel and pyarrow.
+    modules: ClassVar[tuple[str, ...]] = ()
 
     name: str = field(default="", kw_only=True)
     select: Sequence[str] = field(default=(), kw_only=True)
@@ -255,8 +260,11 @@ class Sink(ABC):
         """Raise SchemaMismatch or ConfigError if rows of this schema cannot be written. Writes nothing."""
 
     @abstractmethod
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
-        """A writer for one task. `durable` is off below exactly-once: nothing has to survive the batch."""
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
+        """A writer for one task. `durable` is off below exactly-once: nothing has to survive the batch.
+
+        `plan` goes into the marker, where the task writes one.
+        """
 
     @abstractmethod
     def participant(self, context: Context) -> Participant:
@@ -282,4 +290,5 @@ def committable_for(
         branches=tuple(sorted(str(p.branch) for p in parts)),
         payload=dict(payload),
         fingerprint=parts[0].fingerprint if len(parts) == 1 else "",
+        plan=parts[0].plan if parts else "",
     )

@@ -25,6 +25,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from semel import formats
 from semel.durable import create_file, make_folders, sync_file, sync_folder
 from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable
 from semel.failpoints import failpoint
@@ -43,7 +44,6 @@ from semel.sinks.base import (
     committable_for,
 )
 from semel.sinks.files_layout import (
-    MANIFEST_VERSION,
     SUFFIX,
     Layout,
     check_types,
@@ -109,7 +109,7 @@ class Files(Sink):
         if problems:
             raise SchemaMismatch(f"{self.describe()} do not match the rows: {'; '.join(problems)}.")
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:  # noqa: ARG002 - the driver marks
         return _FilesWriter(Layout(Path(self.path)).staged(str(branch)), branch, self.compression, durable=durable)
 
     def participant(self, context: Context) -> Participant:
@@ -135,7 +135,9 @@ def _mark(layout: Layout, manifest: Path) -> Mark:
     said = read_manifest(manifest)
     wrong = [file["name"] for file in said["files"] if _size(layout.root / file["name"]) != file["bytes"]]
     damage = f"its manifest names {', '.join(wrong[:3])}, missing or cut short" if wrong else ""
-    return Mark(int(manifest.stem), "", said["attempt"], said["incarnation"], said["rows"], damage)
+    return Mark(
+        int(manifest.stem), "", said["attempt"], said["incarnation"], said["rows"], damage, said.get("plan", "")
+    )
 
 
 # Readers ----------------------------------------------------------------------------------------------------------
@@ -347,7 +349,7 @@ class _FilesParticipant(Participant):
     def _create_manifest(self, committable: Committable, files: Sequence[_File]) -> bool:
         a = committable.attempt
         body = {
-            "version": MANIFEST_VERSION,
+            "version": formats.MANIFEST,
             "name": self.context.name,
             "pipeline": a.pipeline,
             "sink": committable.sink,
@@ -355,6 +357,7 @@ class _FilesParticipant(Participant):
             "attempt": a.attempt,
             "incarnation": self.context.incarnation,
             "rows": committable.rows,
+            "plan": committable.plan,
             "files": [{"name": file.name, "rows": file.rows, "bytes": file.bytes} for file in files],
             "schema": self._schema(committable.payload),
             "committed_at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

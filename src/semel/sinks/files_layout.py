@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import CorruptRecord, NewerRecord, SchemaMismatch
+from semel import formats
+from semel.errors import CorruptRecord, SchemaMismatch
 from semel.ids import Branch, PipelineId
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MANIFEST_VERSION = 1
 SUFFIX = ".parquet"
 
 # Layout -----------------------------------------------------------------------------------------------------------
@@ -86,12 +86,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         version, _ = manifest["version"], manifest["files"]
     except (ValueError, KeyError, TypeError):
         raise damaged(path, "it is not a manifest") from None
-    if version > MANIFEST_VERSION:
-        raise NewerRecord(
-            f"The manifest {path} has version {version}; this semel reads up to {MANIFEST_VERSION}.",
-            data_now="nothing was read or changed by this call",
-            remedy="Use the newer semel that wrote it.",
-        )
+    sink = path.parent.name
+    formats.refuse_newer(
+        f"The manifest {path} of sink {sink}",
+        version,
+        formats.MANIFEST,
+        data_now="nothing was read or changed by this call",
+        remedy="Use the newer semel that wrote it.",
+    )
     return dict(manifest)
 
 

@@ -121,6 +121,7 @@ class Kafka(Sink):
     accept_unclean_elections: bool = False
 
     kind: ClassVar[str] = "kafka"
+    modules: ClassVar[tuple[str, ...]] = ("confluent_kafka", "crc32c", "kafka", "numpy")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,13 +192,14 @@ class Kafka(Sink):
         own = {"transaction.timeout.ms": str(self.transaction_timeout_ms), "transactional.id": "semel-check"}
         check_options({**self.producer_settings(), **own})
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         return KafkaWriter(
             branch,
             self.producer_settings(),
             topic=self.topic,
             target=self.describe(),
             prefix=self.prefix(branch.attempt.pipeline) if durable else "",
+            plan=plan,
             transaction_timeout_ms=self.transaction_timeout_ms,
             control_topic=self.control_topic,
         )
@@ -438,7 +440,7 @@ class _KafkaParticipant(Participant):
         if newest is not None and newest >= batch:
             return Outcome.ALREADY_COMMITTED
         branch = Branch(committable.attempt, self.sink.name, 0, 0)
-        self._write(log.partition, *marker_record(branch, 0, ""))
+        self._write(log.partition, *marker_record(branch, 0, "", committable.plan))
         failpoint("kafka.committed")
         return Outcome.COMMITTED
 

@@ -78,4 +78,4 @@ def _mark(marker: Marker) -> Mark:
     """The driver's marker of a batch without rows stands for all of it."""
     a = marker.branch.attempt
     part = "" if marker.transaction is None else str(marker.branch)
-    return Mark(a.batch, part, a.attempt, a.incarnation, marker.rows)
+    return Mark(a.batch, part, a.attempt, a.incarnation, marker.rows, plan=marker.plan)

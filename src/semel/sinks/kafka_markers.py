@@ -27,11 +27,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from semel.errors import NewerRecord, SinkUnavailable
+from semel.errors import SinkUnavailable
+from semel.formats import CONTROL_TOPIC, refuse_newer
 from semel.ids import Branch, PipelineId, parse_branch
 from semel.sinks.kafka_requests import LogEnd, LogRecord, Slice, Transaction
 
-FORMAT = 1
 #: How many partitions the control topic has. Writers and readers must agree, so it never changes.
 PARTITIONS = 8
 #: After an election a leader may hold records back for a moment. A read that brings nothing this often has failed.
@@ -53,6 +53,7 @@ class Marker:
     rows: int
     transaction: Transaction | None
     fate: Fate
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def partition_of(sink: str) -> int:
     return zlib.crc32(sink.encode()) % PARTITIONS
 
 
-def marker_record(branch: Branch, rows: int, transactional_id: str) -> tuple[bytes, bytes]:
+def marker_record(branch: Branch, rows: int, transactional_id: str, plan: str = "") -> tuple[bytes, bytes]:
     """Key and value. The key is the task's, so that compaction keeps its newest marker.
 
     A mend has a key of its own: its task may have another number than the one whose rows it brings again, so that it
@@ -84,13 +85,13 @@ def marker_record(branch: Branch, rows: int, transactional_id: str) -> tuple[byt
     who, attempt = branch.attempt.pipeline, branch.attempt.attempt
     task = f"{branch.task}.{attempt}" if attempt else str(branch.task)
     key = f"marker/{who}/{branch.sink}/{task if transactional_id else 'empty'}"
-    value = {"format": FORMAT, "branch": str(branch), "rows": rows, "id": transactional_id}
+    value = {"format": CONTROL_TOPIC, "branch": str(branch), "rows": rows, "id": transactional_id, "plan": plan}
     return key.encode(), json.dumps(value).encode()
 
 
 def fence_record(fence: Fence) -> tuple[bytes, bytes]:
     value = {
-        "format": FORMAT,
+        "format": CONTROL_TOPIC,
         "incarnation": fence.incarnation,
         "name": fence.name,
         "target": fence.target,
@@ -158,13 +159,13 @@ class MarkerLog:
             pipeline, _, sink = rest.partition("/")
             self._fenced((PipelineId(pipeline), sink), value)
         elif kind == "marker" and value is not None:
-            self._marked(record, _decoded(value))
+            self._marked(record, _decoded(key, value))
 
     def _fenced(self, who: tuple[PipelineId, str], value: bytes | None) -> None:
         if value is None:
             self.fences.pop(who, None)
             return
-        said = _decoded(value)
+        said = _decoded(f"fence/{who[0]}/{who[1]}", value)
         if who not in self.fences or said["incarnation"] >= self.fences[who].incarnation:
             self.fences[who] = Fence(*who, said["incarnation"], said["name"], said["target"], said["prefix"])
 
@@ -173,10 +174,10 @@ class MarkerLog:
         if branch is None:
             return
         if not said["id"]:
-            self._remember(Marker(branch, said["rows"], None, Fate.COMMITTED))
+            self._remember(Marker(branch, said["rows"], None, Fate.COMMITTED, said.get("plan", "")))
             return
         transaction = Transaction(said["id"], record.producer_id, record.epoch)
-        self._remember(Marker(branch, said["rows"], transaction, Fate.OPEN))
+        self._remember(Marker(branch, said["rows"], transaction, Fate.OPEN, said.get("plan", "")))
         self._open.setdefault(record.producer_id, []).append(str(branch))
 
     def _remember(self, marker: Marker) -> None:
@@ -239,7 +240,7 @@ class WholeMarkerLog(MarkerLog):
 
     def _fenced(self, who: tuple[PipelineId, str], value: bytes | None) -> None:
         super()._fenced(who, value)
-        if who == self.who and value is not None and _decoded(value)["incarnation"] == 1:
+        if who == self.who and value is not None and _decoded("fence/" + "/".join(who), value)["incarnation"] == 1:
             self._firsts.setdefault(1, -1)
 
     def _marked(self, record: LogRecord, said: Mapping[str, Any]) -> None:
@@ -253,8 +254,8 @@ class WholeMarkerLog(MarkerLog):
         return False
 
 
-def _decoded(value: bytes) -> dict[str, Any]:
+def _decoded(key: str, value: bytes) -> dict[str, Any]:
+    """The key says of which pipeline and sink it is."""
     said: dict[str, Any] = json.loads(value)
-    if said["format"] > FORMAT:
-        raise NewerRecord(f"The control topic holds records of format {said['format']}; this semel knows {FORMAT}.")
+    refuse_newer(f"The record {key} in Kafka's control topic", said["format"], CONTROL_TOPIC)
     return said

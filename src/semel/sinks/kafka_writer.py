@@ -49,6 +49,7 @@ class KafkaWriter(Writer):
         topic: str,
         target: str,
         prefix: str,
+        plan: str = "",
         transaction_timeout_ms: int,
         control_topic: str,
     ) -> None:
@@ -56,6 +57,7 @@ class KafkaWriter(Writer):
         self.topic = topic
         self.target = target
         self.prefix = prefix
+        self.plan = plan
         self.control_topic = control_topic
         self.rows = 0
         self._settings = dict(settings)
@@ -119,7 +121,7 @@ class KafkaWriter(Writer):
         if self._ready is None or self._pool is None:
             raise RuntimeError("there is no transaction to prepare")
         ready = self._ready
-        key, value = marker_record(self.branch, self.rows, ready.id)
+        key, value = marker_record(self.branch, self.rows, ready.id, self.plan)
         ready.producer.send_one(self.control_topic, key, value, partition_of(self.branch.sink))
         failpoint("kafka.marked")
         ready.producer.flush(self._timeout_s)

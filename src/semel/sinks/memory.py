@@ -67,7 +67,7 @@ class Memory(Sink):
     def check(self, schema: pa.Schema) -> None:
         """Any row fits."""
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:  # noqa: ARG002 - memory is never durable
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:  # noqa: ARG002 - needs neither
         return _MemoryWriter(branch)
 
     def participant(self, context: Context) -> Participant:

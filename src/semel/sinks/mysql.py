@@ -81,6 +81,7 @@ class MySql(SqlSink):
     """
 
     kind: ClassVar[str] = "mysql"
+    modules: ClassVar[tuple[str, ...]] = ("pymysql", "numpy")
     native: ClassVar[str] = "xa"
 
     def __post_init__(self) -> None:
@@ -113,10 +114,10 @@ class MySql(SqlSink):
         store.uses_xa = store.uses_xa or self.uses_xa
         return store
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         from semel.sinks.mysql_writer import MySqlWriter
 
-        return MySqlWriter(self, branch, durable=durable)
+        return MySqlWriter(self, branch, durable=durable, plan=plan)
 
     def mover(self, run: Session) -> Mover:
         return MySqlMover(self, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import socket
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from semel import formats
 from semel.deadline import limited
 from semel.errors import ConfigError, SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
@@ -23,6 +25,8 @@ from semel.sinks.mysql_url import settings_of
 from semel.sinks.sql import Run
 from semel.sinks.sql_store import STAGE_PREFIX, Store, with_names
 from semel.sinks.sql_store import Place as SqlPlace
+
+_LOG = logging.getLogger("semel")
 
 #: Numbers the rows of a staging table: their order in the batch.
 ORDER_COLUMN = "semel_order"
@@ -72,9 +76,11 @@ LEDGER = (
     "CREATE TABLE IF NOT EXISTS {ledger} ("
     f"pipeline varchar(36) {_LETTERS}, sink varchar(40) {_LETTERS}, batch bigint NOT NULL, "
     f"part varchar(255) {_LETTERS}, attempt int NOT NULL, incarnation bigint NOT NULL, row_count bigint NOT NULL, "
-    "committed_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), PRIMARY KEY (pipeline, sink, batch, part)"
+    "committed_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), {added}, PRIMARY KEY (pipeline, sink, batch, part)"
     ") ENGINE = InnoDB"
 )
+#: What a ledger of semel 0.1 does not have.
+ADDED = {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": f"varchar(80) {_LETTERS} DEFAULT ''"}
 FENCE = (
     "CREATE TABLE IF NOT EXISTS {fence} ("
     f"pipeline varchar(36) {_LETTERS}, sink varchar(40) {_LETTERS}, incarnation bigint NOT NULL, "
@@ -471,12 +477,40 @@ class MySqlStore(Store):
         return [session for session in found if session is not None]
 
     def create_bookkeeping(self) -> None:
-        if not self.has_bookkeeping():
-            self.query(LEDGER)
-            self.query(FENCE)
+        if self.has_bookkeeping():
+            self._add_columns()
+            return
+        self.query(LEDGER, added=", ".join(f"{name} {kind}" for name, kind in ADDED.items()))
+        self.query(FENCE)
+
+    def _add_columns(self) -> None:
+        """Only where the server can do so without copying the table, and without waiting for who has marked it."""
+        missing = sorted(ADDED.keys() - self.ledger_columns())
+        if not missing:
+            return
+        columns = ", ".join(f"ADD COLUMN {name} {ADDED[name]}" for name in missing)
+        try:
+            self.query("SET SESSION lock_wait_timeout = 1")
+            self.query("ALTER TABLE {ledger} {columns}, ALGORITHM = INSTANT", columns=columns)
+        except pymysql_().Error as error:
+            _LOG.info("The ledger keeps the form of semel 0.1 until a later start: %s", one_line(error))
+        finally:
+            self.query("SET SESSION lock_wait_timeout = %s", (self.place.seconds,))
+
+    def ledger_columns(self) -> set[str]:
+        return ledger_columns(self.query, self.place)
 
     def has_bookkeeping(self) -> bool:
         return all(engine_of(self.query, self.place, table) for table in ("semel_ledger", "semel_fence"))
+
+
+def ledger_columns(run: Run, place: SqlPlace) -> set[str]:
+    found = run(
+        "SELECT column_name FROM information_schema.columns "
+        "WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = 'semel_ledger'",
+        (place.schema,),
+    )
+    return {str(row[0]).lower() for row in found}
 
 
 def runner(connection: Any, place: Place) -> Callable[..., list[tuple[Any, ...]]]:

@@ -21,6 +21,7 @@ from semel.sinks.mysql_store import (
     engine_of,
     execute,
     leave_prepared,
+    ledger_columns,
     prepared_branches,
     runner,
     xid,
@@ -42,10 +43,11 @@ LIMITS = "SELECT @@GLOBAL.local_infile, @@SESSION.max_allowed_packet"
 class MySqlWriter(Writer):
     """The connection is made with the first row: a task without rows needs none."""
 
-    def __init__(self, sink: MySql, branch: Branch, *, durable: bool) -> None:
+    def __init__(self, sink: MySql, branch: Branch, *, durable: bool, plan: str = "") -> None:
         self.sink = sink
         self.branch = branch
         self.durable = durable
+        self.plan = plan
         self.rows = 0
         #: The rows of each piece that was begun.
         self._pieces: list[int] = []
@@ -173,7 +175,8 @@ class MySqlWriter(Writer):
             self._run("COMMIT")
             self._close()
             return {} if self.sink.is_native else {"pieces": self._pieces}
-        write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows)
+        plan = self.plan if "plan" in ledger_columns(self._run, self.sink.place) else None
+        write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows, plan)
         with self.sink.place.connect() as other:
             leave_prepared(self.sink.place, self._connection, runner(other, self.sink.place), self.branch)
         self._connection = None

@@ -44,6 +44,7 @@ class Postgres(SqlSink):
     """
 
     kind: ClassVar[str] = "postgres"
+    modules: ClassVar[tuple[str, ...]] = ("psycopg", "numpy")
     native: ClassVar[str] = "prepared"
 
     def __post_init__(self) -> None:
@@ -67,10 +68,10 @@ class Postgres(SqlSink):
     def store(self, context: Context) -> Store:
         return PostgresStore.shared(f"{self.url}#{self.schema}", context, lambda: PostgresStore(self.place, context))
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         from semel.sinks.postgres_writer import PostgresWriter
 
-        return PostgresWriter(self, branch, durable=durable)
+        return PostgresWriter(self, branch, durable=durable, plan=plan)
 
     def mover(self, run: Session) -> Mover:
         return PostgresMover(self, run)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from semel import formats
 from semel.deadline import limited, seconds_left
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId, parse_branch
@@ -18,6 +20,8 @@ from semel.sinks.sql_store import Place as SqlPlace
 
 if TYPE_CHECKING:
     import psycopg
+
+_LOG = logging.getLogger("semel")
 
 #: Any number will do, as long as nobody else locks by it: created once, at the same time by nobody.
 CREATE_LOCK = 7_361_019_244_530_017
@@ -45,9 +49,14 @@ LEDGER = """
 CREATE TABLE IF NOT EXISTS {ledger} (
     pipeline text NOT NULL, sink text NOT NULL, batch bigint NOT NULL, part text NOT NULL, attempt integer NOT NULL,
     incarnation bigint NOT NULL, row_count bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
+    {added},
     PRIMARY KEY (pipeline, sink, batch, part)
 )
 """
+#: What a ledger of semel 0.1 does not have.
+ADDED = {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": "text NOT NULL DEFAULT ''"}
+#: How long to wait for a ledger that a transaction has locked; others wait behind us.
+ADD_WAIT = "SET LOCAL lock_timeout = '1s'"
 FENCE = """
 CREATE TABLE IF NOT EXISTS {fence} (
     pipeline text NOT NULL, sink text NOT NULL, incarnation bigint NOT NULL, name text NOT NULL,
@@ -184,6 +193,14 @@ def columns_of(connection: psycopg.Connection[Any], table: str) -> list[Column]:
     return [Column(*row) for row in connection.execute(COLUMNS, {"table": table}).fetchall()]
 
 
+def ledger_columns(run: Callable[..., list[tuple[Any, ...]]], place: SqlPlace) -> set[str]:
+    found = run(
+        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+        (place.names["ledger"],),
+    )
+    return {row[0] for row in found}
+
+
 def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
     """By which a newer incarnation finds the sessions of an older one."""
     return f"semel-{pipeline}-i{incarnation}"
@@ -256,11 +273,28 @@ class PostgresStore(Store):
 
     def create_bookkeeping(self) -> None:
         if self.has_bookkeeping():
+            self._add_columns()
             return
         with self.transaction() as run:
             run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
-            run(LEDGER)
+            run(LEDGER, added=", ".join(f"{name} {kind}" for name, kind in ADDED.items()))
             run(FENCE)
+
+    def _add_columns(self) -> None:
+        """With a default that is a constant, PostgreSQL rewrites no row for it."""
+        missing = ADDED.keys() - self.ledger_columns()
+        if not missing:
+            return
+        try:
+            with self.transaction() as run:
+                run(ADD_WAIT)
+                columns = (f"ADD COLUMN IF NOT EXISTS {name} {ADDED[name]}" for name in sorted(missing))
+                run("ALTER TABLE {ledger} {columns}", columns=", ".join(columns))
+        except psycopg_().Error as error:
+            _LOG.info("The ledger keeps the form of semel 0.1 until a later start: %s", one_line(error))
+
+    def ledger_columns(self) -> set[str]:
+        return ledger_columns(self.query, self.place)
 
     def has_bookkeeping(self) -> bool:
         names = self.place.names

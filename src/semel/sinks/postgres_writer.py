@@ -16,6 +16,7 @@ from semel.sinks.postgres_store import (
     application_name,
     columns_of,
     execute,
+    ledger_columns,
     literal,
     quote,
 )
@@ -37,10 +38,11 @@ DROP_WAIT_MS_MAX = 500
 class PostgresWriter(Writer):
     """The connection is made with the first row: a task without rows needs none."""
 
-    def __init__(self, sink: Postgres, branch: Branch, *, durable: bool) -> None:
+    def __init__(self, sink: Postgres, branch: Branch, *, durable: bool, plan: str = "") -> None:
         self.sink = sink
         self.branch = branch
         self.durable = durable
+        self.plan = plan
         self.rows = 0
         #: The rows of each piece that was begun.
         self._pieces: list[int] = []
@@ -144,7 +146,8 @@ class PostgresWriter(Writer):
         if not self.durable:
             self._run("COMMIT")
             return {}
-        write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows)
+        plan = self.plan if "plan" in ledger_columns(self._run, self.sink.place) else None
+        write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows, plan)
         self._run("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
         return {"prepared": True}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from semel import formats
 from semel.deadline import within
 from semel.errors import BatchFailed, ConfigError, Fenced
 from semel.failpoints import failpoint
@@ -151,7 +152,7 @@ class SqlParticipant(Participant):
         if found != committable.rows:
             raise StagedGone(f"{found} of {committable.rows} rows are staged")
         if self.context.marked:
-            self._mark(run, committable.attempt, WHOLE, committable.rows)
+            self._mark(run, committable, committable.rows)
 
     def _prepared_by_tasks(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
         """One for each task: each is committed for itself, so each may be gone for itself."""
@@ -245,15 +246,16 @@ class SqlParticipant(Participant):
         with self.store.transaction() as run:
             if self._marks(run, committable.attempt.batch):
                 return Outcome.ALREADY_COMMITTED
-            self._mark(run, committable.attempt, WHOLE, 0)
+            self._mark(run, committable, 0)
         failpoint(f"{self.sink.kind}.committed")
         return Outcome.COMMITTED
 
     # The ledger -------------------------------------------------------------------------------------------------------
 
-    def _mark(self, run: Run, attempt: Attempt, part: str, rows: int) -> None:
-        write_mark(run, self.sink.name, attempt, part, rows)
-        self._prune(run, attempt.batch)
+    def _mark(self, run: Run, committable: Committable, rows: int) -> None:
+        plan = committable.plan if self.store.keeps_plans else None
+        write_mark(run, self.sink.name, committable.attempt, WHOLE, rows, plan)
+        self._prune(run, committable.attempt.batch)
 
     def _prune(self, run: Run, batch: int) -> None:
         old = "FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch < %s"
@@ -277,6 +279,7 @@ class SqlParticipant(Participant):
             branches = self._leftovers()
             if not (self.context.marked and self.store.has_bookkeeping()):
                 return Remains(branches)
+            self._refuse_newer()
             newest = self.store.query(
                 "SELECT max(batch) FROM {ledger} WHERE pipeline = %s AND sink = %s",
                 (self.context.pipeline, self.sink.name),
@@ -297,20 +300,31 @@ class SqlParticipant(Participant):
             why = f"there is no ledger of this pipeline beside {self.sink.describe()}"
             if not self.store.has_bookkeeping():
                 return Evidence(why=why, branches=branches)
+            self._refuse_newer()
+            plan = "plan" if self.store.keeps_plans else "''"
             found = self.store.query(
-                "SELECT batch, part, attempt, incarnation, row_count FROM {ledger} "
+                f"SELECT batch, part, attempt, incarnation, row_count, {plan} FROM {{ledger}} "  # noqa: S608 - ours
                 "WHERE pipeline = %s AND sink = %s AND batch >= %s",
                 (*us, batches.start),
             )
             ((newest,),) = self.store.query("SELECT max(batch) FROM {ledger} WHERE pipeline = %s AND sink = %s", us)
             fenced = self.store.query("SELECT 1 FROM {fence} WHERE pipeline = %s AND sink = %s", us)
-        marks = tuple(Mark(*row) for row in found)
+        marks = tuple(_ledger_mark(*row) for row in found)
         if newest is None:
             return Evidence(marks, 0 if fenced else NOTHING_KNOWN, why, branches=branches)
         # Where tasks write the ledger, it is pruned before the first of them has.
         known_from = max(0, newest + 1 - LEDGER_BATCHES_KEPT)
         kept = f"its ledger keeps {LEDGER_BATCHES_KEPT:,} batches"
         return Evidence(marks, known_from, kept, forgets=True, branches=branches)
+
+    def _refuse_newer(self) -> None:
+        """Raise NewerRecord when a newer semel has written ledger rows of this pipeline and sink."""
+        if "format" not in self.store.ledger_columns():
+            return
+        us = self.context.pipeline, self.sink.name
+        ((newest,),) = self.store.query("SELECT max(format) FROM {ledger} WHERE pipeline = %s AND sink = %s", us)
+        what = f"The ledger of sink {self.sink.name} ({self.sink.describe()})"
+        formats.refuse_newer(what, newest or formats.FIRST, formats.LEDGER)
 
     def _leftovers(self) -> tuple[Branch, ...]:
         found = {*self.store.staged(), *self.store.prepared()}
@@ -339,13 +353,19 @@ class SqlParticipant(Participant):
         self.store.release()
 
 
-def write_mark(run: Run, sink: str, attempt: Attempt, part: str, rows: int) -> None:
-    """The proof that rows are visible: in the same transaction as the rows."""
-    run(
-        "INSERT INTO {ledger} (pipeline, sink, batch, part, attempt, incarnation, row_count)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s)",
-        (attempt.pipeline, sink, attempt.batch, part, attempt.attempt, attempt.incarnation, rows),
-    )
+def write_mark(run: Run, sink: str, attempt: Attempt, part: str, rows: int, plan: str | None = None) -> None:
+    """The proof that rows are visible: in the same transaction as the rows. A ledger of semel 0.1 holds no plan."""
+    mark = attempt.pipeline, sink, attempt.batch, part, attempt.attempt, attempt.incarnation, rows
+    names = "pipeline, sink, batch, part, attempt, incarnation, row_count"
+    if plan is None:
+        run(f"INSERT INTO {{ledger}} ({names}) VALUES (%s, %s, %s, %s, %s, %s, %s)", mark)  # noqa: S608 - ours
+    else:
+        numbered = f"INSERT INTO {{ledger}} ({names}, format, plan) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)"  # noqa: S608
+        run(numbered, (*mark, formats.LEDGER, plan))
+
+
+def _ledger_mark(batch: int, part: str, attempt: int, incarnation: int, rows: int, plan: str) -> Mark:
+    return Mark(batch, part, attempt, incarnation, rows, plan=plan)
 
 
 def _branch(name: str) -> Branch:

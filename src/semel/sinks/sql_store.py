@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count, takewhile
 from typing import Any, ClassVar, TypeVar
 
@@ -341,7 +342,20 @@ class Store(ABC):
         """End what older incarnations of this pipeline still hold open: a driver that sleeps holds its locks."""
 
     @abstractmethod
-    def create_bookkeeping(self) -> None: ...
+    def create_bookkeeping(self) -> None:
+        """Create ledger and fence; to a ledger of semel 0.1 add the columns that it lacks, unless that has to wait.
+
+        It has to while a prepared transaction has marked the ledger, and another start will find it free. semel 0.1
+        names the columns that it writes, so that it can go on beside us.
+        """
+
+    @abstractmethod
+    def ledger_columns(self) -> set[str]: ...
+
+    @cached_property
+    def keeps_plans(self) -> bool:
+        """Whether the ledger has the columns that semel 0.1 did not know. Asked once, when it has its final form."""
+        return "plan" in self.ledger_columns()
 
     @abstractmethod
     def has_bookkeeping(self) -> bool: ...

@@ -15,8 +15,9 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from semel import formats
 from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
@@ -35,7 +36,7 @@ from semel.sinks.base import (
     committable_for,
 )
 from semel.sinks.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
-from semel.sinks.sqlite_database import LEDGER_ROWS_KEPT, Database
+from semel.sinks.sqlite_database import LEDGER_ROWS_KEPT, Database, ledger_columns, refuse_newer
 from semel.sinks.sqlite_types import affinity_accepts, quote, sqlite_type, to_sqlite
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Sqlite(Sink):
         if problems:
             raise SchemaMismatch(f"{self.describe()} does not match the rows: {'; '.join(problems)}.")
 
-    def writer(self, branch: Branch, *, durable: bool = True) -> Writer:
+    def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:  # noqa: ARG002 - the driver marks
         return SpoolWriter(self.spool, branch, to_sqlite, durable=durable)
 
     def participant(self, context: Context) -> Participant:
@@ -148,7 +149,7 @@ class Sqlite(Sink):
             found, newest, fenced = Database.look(self.path, lambda reader: self._ledger(reader, pipeline, batches))
         except sqlite3.Error as error:
             raise SinkUnavailable(f"{self.describe()} did not show its ledger: {error}.") from error
-        marks = tuple(Mark(batch, "", attempt, incarnation, rows) for batch, attempt, incarnation, rows in found)
+        marks = tuple(_mark(*row) for row in found)
         if newest is None:
             known_from = 0 if fenced else NOTHING_KNOWN
             return Evidence(marks, known_from, f"{self.path} knows nothing of this pipeline", branches=branches)
@@ -157,14 +158,16 @@ class Sqlite(Sink):
 
     def _ledger(
         self, reader: sqlite3.Connection, pipeline: PipelineId, batches: range
-    ) -> tuple[list[tuple[int, ...]], int | None, bool]:
+    ) -> tuple[list[tuple[Any, ...]], int | None, bool]:
         """The ledger rows, the newest batch of all, and whether this pipeline was ever here."""
         own = "SELECT count(*) FROM sqlite_master WHERE name IN ('semel_ledger', 'semel_fence')"
         if reader.execute(own).fetchone()[0] < 2:
             return [], None, False
+        refuse_newer(reader, self.describe(), pipeline, self.name)
         ours = "FROM semel_ledger WHERE pipeline = ? AND sink = ?"
+        plan = "plan" if "plan" in ledger_columns(reader) else "''"
         rows = reader.execute(
-            f"SELECT batch, attempt, incarnation, rows {ours} AND batch >= ?",
+            f"SELECT batch, attempt, incarnation, rows, {plan} {ours} AND batch >= ?",
             (pipeline, self.name, batches.start),
         ).fetchall()
         newest = reader.execute(f"SELECT max(batch) {ours}", (pipeline, self.name)).fetchone()[0]
@@ -187,6 +190,10 @@ class Sqlite(Sink):
         if self.key:
             columns.append(f"UNIQUE ({', '.join(map(quote, self.key))})")
         return f"CREATE TABLE IF NOT EXISTS {quote(self.table)} ({', '.join(columns)})"
+
+
+def _mark(batch: int, attempt: int, incarnation: int, rows: int, plan: str) -> Mark:
+    return Mark(batch, "", attempt, incarnation, rows, plan=plan)
 
 
 class _SqliteParticipant(Participant):
@@ -268,8 +275,12 @@ class _SqliteParticipant(Participant):
     def _write_marker(self, committable: Committable) -> None:
         c, context = committable, self.context
         self.database.execute(
-            "INSERT INTO semel_ledger (pipeline, sink, batch, attempt, incarnation, rows, name) VALUES (?,?,?,?,?,?,?)",
-            (context.pipeline, c.sink, c.attempt.batch, c.attempt.attempt, context.incarnation, c.rows, context.name),
+            "INSERT INTO semel_ledger (pipeline, sink, batch, attempt, incarnation, rows, name, format, plan) "
+            "VALUES (?,?,?,?,?,?,?,?,?)",
+            (
+                *(context.pipeline, c.sink, c.attempt.batch, c.attempt.attempt, context.incarnation),
+                *(c.rows, context.name, formats.LEDGER, c.plan),
+            ),
         )
         self.database.execute(
             "DELETE FROM semel_ledger WHERE pipeline = ? AND sink = ? AND batch < ?",
@@ -294,6 +305,7 @@ class _SqliteParticipant(Participant):
             return Remains(branches)
         # Our own connection would also see the marker of a batch that is prepared and not committed.
         with Database.read_only(self.sink.path) as reader:
+            refuse_newer(reader, self.sink.describe(), self.context.pipeline, self.sink.name)
             newest = reader.execute(
                 "SELECT max(batch) FROM semel_ledger WHERE pipeline = ? AND sink = ?",
                 (self.context.pipeline, self.sink.name),

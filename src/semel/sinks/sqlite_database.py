@@ -13,18 +13,21 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from semel import formats
 from semel.deadline import limited
 from semel.errors import ConfigError, SinkUnavailable
-from semel.ids import Attempt
+from semel.ids import Attempt, PipelineId
 from semel.sinks.base import Context
 
 LEDGER_ROWS_KEPT = 1_000
 T = TypeVar("T")
 
+#: What a ledger of semel 0.1 does not have. Its own statements name their columns, so it can go on beside us.
+_ADDED = {"format": f"INTEGER NOT NULL DEFAULT {formats.FIRST}", "plan": "TEXT NOT NULL DEFAULT ''"}
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS semel_ledger (
     pipeline TEXT NOT NULL, sink TEXT NOT NULL, batch INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    incarnation INTEGER NOT NULL, rows INTEGER NOT NULL, name TEXT NOT NULL,
+    incarnation INTEGER NOT NULL, rows INTEGER NOT NULL, name TEXT NOT NULL, {more},
     committed_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
     PRIMARY KEY (pipeline, sink, batch)
 ) WITHOUT ROWID
@@ -32,6 +35,19 @@ CREATE TABLE IF NOT EXISTS semel_ledger (
 _FENCE = (
     "CREATE TABLE IF NOT EXISTS semel_fence (pipeline TEXT PRIMARY KEY, incarnation INTEGER NOT NULL) WITHOUT ROWID"
 )
+
+
+def ledger_columns(connection: sqlite3.Connection) -> set[str]:
+    return {row[1] for row in connection.execute("PRAGMA table_info(semel_ledger)")}
+
+
+def refuse_newer(connection: sqlite3.Connection, where: str, pipeline: PipelineId, sink: str) -> None:
+    """Raise NewerRecord when a newer semel has written ledger rows of this pipeline and sink."""
+    if "format" not in ledger_columns(connection):
+        return
+    ours = "SELECT max(format) FROM semel_ledger WHERE pipeline = ? AND sink = ?"
+    newest = connection.execute(ours, (pipeline, sink)).fetchone()[0]
+    formats.refuse_newer(f"The ledger of sink {sink} ({where})", newest or formats.FIRST, formats.LEDGER)
 
 
 class Database:
@@ -116,8 +132,12 @@ class Database:
         return found.fetchone() is not None
 
     def create_ledger(self) -> None:
-        self.execute(_LEDGER)
+        """Create what is missing, also what a ledger of semel 0.1 has not. To add a column rewrites no row."""
+        added = {name: f"{name} {kind}" for name, kind in _ADDED.items()}
+        self.execute(_LEDGER.format(more=", ".join(added.values())))
         self.execute(_FENCE)
+        for column in added.keys() - ledger_columns(self._connection):
+            self.execute(f"ALTER TABLE semel_ledger ADD COLUMN {added[column]}")
 
     # Transactions -----------------------------------------------------------------------------------------------------
 
