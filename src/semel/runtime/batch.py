@@ -118,6 +118,8 @@ class Coordinator:
     clock: Callable[[], float] = time.monotonic
     #: A store was away since the last tidying: it may hold what a lost try left.
     had_trouble: bool = False
+    #: Puts on the disk what a decision of a batch presupposes, before it is decided. Raises OSError when it cannot.
+    make_durable: Callable[[int], None] = lambda batch: None  # noqa: ARG005
 
     def attempt(self, batch: int, number: int) -> Attempt:
         return Attempt(self.context.pipeline, batch, number, self.context.incarnation)
@@ -244,6 +246,7 @@ class Coordinator:
         attempt = self.attempt(work.id, work.batch.attempt)
         try:
             work.proposal = self._patiently(attempt, prepare)
+            self.make_durable(work.id)
         except Exception as error:  # noqa: BLE001 - see above
             work.error = error
             return PrepareFailed()

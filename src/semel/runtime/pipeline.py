@@ -18,6 +18,7 @@ from semel.runtime.checks import (
     check_streaming,
     check_trigger,
 )
+from semel.runtime.durability import power_loss_safe
 from semel.runtime.spark import BatchFunction, Checkpoint, Listener, check_rows
 from semel.sinks.base import Sink
 
@@ -102,7 +103,14 @@ class StreamWriter:
         """As `start`, with a handle that can stop between two batches. `listener` hears how each batch ended."""
         check_sinks(self.sinks)
         check_sources(self.df._jdf.queryExecution().analyzed(), self.guarantee)
-        function = BatchFunction(self.sinks, self.guarantee, name=self.name, limits=self.limits, listener=listener)
+        function = BatchFunction(
+            self.sinks,
+            self.guarantee,
+            name=self.name,
+            limits=self.limits,
+            listener=listener,
+            power_loss_safe=power_loss_safe(self.options_),
+        )
         check_rows(self.df, function.sinks)
         function.rows_checked = True
         spark = self.df.sparkSession

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel import failpoints
 from semel.decisions.base import RecordStore, StoreUnanswered
+from semel.decisions.files import FileStore
 from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.stores import open_store
 from semel.errors import (
@@ -28,6 +29,7 @@ from semel.ids import Attempt, PipelineId, pipeline_id
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
+from semel.runtime.durability import CheckpointSync
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
@@ -111,7 +113,10 @@ class BatchFunction:
         name: str = "",
         limits: Limits = Limits(),
         listener: Listener | None = None,
+        power_loss_safe: bool = True,
     ) -> None:
+        self.power_loss_safe = power_loss_safe
+        self._sync: CheckpointSync | None = None
         self.sinks = tuple(sink.among(sinks) for sink in sinks)
         self.guarantee: Guarantee = guarantee
         self.name = name
@@ -143,6 +148,9 @@ class BatchFunction:
                 next_batch=checkpoint.next_batch(),
                 limits=self.limits,
             )
+            if self.power_loss_safe and isinstance(checkpoint.store, FileStore):
+                self._sync = CheckpointSync(checkpoint.store.root)
+                self._coordinator.make_durable = self._sync.settle
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
             self._coordinator = start_weaker(log, self.sinks, identity, checkpoint.store.describe())
@@ -155,6 +163,9 @@ class BatchFunction:
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
+        if self._sync is not None:
+            self._sync.close()
+            self._sync = None
 
     def drain(self, grace_s: float) -> bool:
         """Let the batch that is being worked on come to its end and begin no other. False when it took too long."""
