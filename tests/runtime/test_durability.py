@@ -86,11 +86,19 @@ def test_a_batch_syncs_its_files_and_the_folders_of_their_names(root: Path, sync
         assert syncs.taken() == files | folders
         batch(root, 1, partitions=1)
         sync.settle(1)
-        # Those of batch 0 are near enough to be synced again; their names are durable already.
-        files = both("offsets/0", "offsets/1", "commits/0", "sources/0/0", "sources/0/1")
-        files |= both("state/0/0/1.delta", "state/0/0/2.delta")
+        # The state that batch 0 left is near enough to be synced again.
+        files = both("offsets/1", "commits/0", "sources/0/1", "state/0/0/1.delta", "state/0/0/2.delta")
         assert syncs.taken() == files | {".", "offsets", "commits", "sources/0", "state/0/0"}
     assert syncs.whole == 0
+
+
+def test_the_plan_of_a_batch_is_synced_without_its_state_and_once(root: Path, syncs: Syncs) -> None:
+    batch(root, 0, partitions=1)
+    with CheckpointSync(root, "fsync") as sync:
+        sync.settle_plan(0)
+        assert syncs.taken() == both("metadata", "offsets/0", "sources/0/0") | {".", "offsets", "sources", "sources/0"}
+        sync.settle(0)
+        assert syncs.taken() == both("state/0/0/1.delta") | {"state", "state/0", "state/0/0"}
 
 
 def test_what_is_old_is_synced_once(root: Path, syncs: Syncs) -> None:

@@ -120,6 +120,8 @@ class Coordinator:
     had_trouble: bool = False
     #: Puts on the disk what a decision of a batch presupposes, before it is decided. Raises OSError when it cannot.
     make_durable: Callable[[int], None] = lambda batch: None  # noqa: ARG005
+    #: The same for what Spark planned, before anything is staged.
+    make_plan_durable: Callable[[int], None] = lambda batch: None  # noqa: ARG005
 
     def attempt(self, batch: int, number: int) -> Attempt:
         return Attempt(self.context.pipeline, batch, number, self.context.incarnation)
@@ -245,6 +247,7 @@ class Coordinator:
         """Stage and prepare. Whatever fails, the error is kept for whoever rolls the batch back."""
         attempt = self.attempt(work.id, work.batch.attempt)
         try:
+            self.make_plan_durable(work.id)
             work.proposal = self._patiently(attempt, prepare)
             self.make_durable(work.id)
         except Exception as error:  # noqa: BLE001 - see above

@@ -34,6 +34,7 @@ NOT_PROMISED = (
 
 #: The decision log syncs what it writes.
 OWN_FOLDER = "semel"
+STATE_FOLDER = "state"
 #: With more folders, or more new names, than this, one call for the whole file system is quicker than one for each.
 FOLDERS_MAX = 16
 NEW_MAX = 40
@@ -87,24 +88,37 @@ class CheckpointSync:
         if self.how not in HOWS:
             raise ValueError(f"unknown way to sync {self.how!r}; use {', '.join(HOWS)}")
         self.root = self.root.resolve()
-        self._lists = self.how != "syncfs"
+        #: There are more folders than are looked into.
+        self._many = False
         self._may_sync_whole = self.how == "auto" and may_sync_whole(self.root)
 
-    def settle(self, batch: int) -> None:
-        """Return when all that a decision of this batch presupposes is durable. Raises OSError when it cannot be.
+    def settle_plan(self, batch: int) -> None:
+        """What Spark planned for a batch is durable, and that the batch before is over: before anything is staged.
 
-        Call it when the batch's tasks have ended and before the decision is written.
+        What is staged outlives a power cut. It must not be of a batch that the checkpoint does not know any more.
         """
+        self._settle(batch, with_state=False)
+
+    def settle(self, batch: int) -> None:
+        """All that a decision of this batch presupposes is durable. Call it when the tasks of the batch have ended.
+
+        Both raise OSError when it cannot be made durable.
+        """
+        self._settle(batch, with_state=True)
+
+    def _settle(self, batch: int, *, with_state: bool) -> None:
         if not (self.root / "offsets" / str(batch)).is_file():
             raise FileNotFoundError(f"{self.root}/offsets/{batch} is not there, and batch {batch} is to be decided")
-        new = self._new_names(batch) if self._lists else None
+        new = None
+        if self.how != "syncfs" and not (with_state and self._many):
+            new = self._new_names(batch, with_state=with_state)
         if new is None or (self._may_sync_whole and len(new.files) + len(new.folders) > NEW_MAX):
             self._sync_whole_systems()
         else:
             _each(new.files, sync_file)
             _each(new.folders, sync_folder)
         if new is not None:
-            self._seen = new.seen
+            self._seen |= new.seen
         if not self._began:
             self._sync_parents()
             self._began = True
@@ -122,13 +136,13 @@ class CheckpointSync:
 
     # Each file --------------------------------------------------------------------------------------------------------
 
-    def _new_names(self, batch: int) -> _New | None:
+    def _new_names(self, batch: int, *, with_state: bool) -> _New | None:
         """What was not synced yet; None from where on there are too many folders to look into."""
         new = _New([], [], {})
-        for listing in _walk(self.root):
+        for listing in _walk(self.root, (OWN_FOLDER,) if with_state else (OWN_FOLDER, STATE_FOLDER)):
             new.seen[listing.folder] = listing.names
             if self._may_sync_whole and len(new.seen) > FOLDERS_MAX:
-                self._lists = False
+                self._many = True
                 self._seen = {}
                 return None
             known = self._seen.get(listing.folder)
@@ -178,25 +192,27 @@ class _Listing:
     folder: str
     files: dict[str, int]
     names: dict[str, int]
+    is_state: bool
 
     def new_files(self, known: dict[str, int], batch: int) -> list[str]:
-        """Those that were not synced before. Those of this batch are always: a second try may be given an old inode."""
+        """Those that were not synced before. State of this batch always is: a second try may be given an old inode."""
         return [
             f"{self.folder}/{name}"
             for name, inode in self.files.items()
-            if known.get(name) != inode or _belongs_to(name, batch)
+            if known.get(name) != inode or (self.is_state and _version(name) in (batch, batch + 1))
         ]
 
 
-def _belongs_to(name: str, batch: int) -> bool:
-    """`offsets/N`, `commits/N-1`, and version N+1 of the state, which batch N makes."""
+def _version(name: str) -> int:
+    """Batch N makes version N+1 of the state: `N+1.delta`, `.N+1.delta.crc`."""
     number = _NUMBER.match(name)
-    return number is not None and batch - 1 <= int(number[1]) <= batch + 1
+    return int(number[1]) if number else -1
 
 
-def _walk(root: Path) -> Iterator[_Listing]:
-    """Every folder of a checkpoint but our own, each after its parent."""
+def _walk(root: Path, but: Sequence[str]) -> Iterator[_Listing]:
+    """Every folder of a checkpoint `but` some, each after its parent."""
     waiting = [(str(root), 0)]
+    state = str(root / STATE_FOLDER)
     while waiting:
         folder, depth = waiting.pop()
         if depth > DEPTH_MAX:
@@ -212,8 +228,8 @@ def _walk(root: Path) -> Iterator[_Listing]:
                 folders[entry.name] = entry.inode()
             elif not _UNFINISHED.search(entry.name):
                 files[entry.name] = entry.inode()
-        yield _Listing(folder, files, {**files, **folders})
-        waiting += [(f"{folder}/{name}", depth + 1) for name in folders if depth or name != OWN_FOLDER]
+        yield _Listing(folder, files, {**files, **folders}, folder.startswith(state))
+        waiting += [(f"{folder}/{name}", depth + 1) for name in folders if depth or name not in but]
 
 
 def _each(paths: Sequence[str], sync: Callable[[Path], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import uuid
@@ -26,6 +27,7 @@ from semel.errors import (
     SemelError,
 )
 from semel.ids import Attempt, PipelineId, pipeline_id
+from semel.protocol.recovery import effective_committables
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_options, check_sources
@@ -33,6 +35,7 @@ from semel.runtime.durability import CheckpointSync
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, TaskWriter, decode_parts, error_of_task
+from semel.runtime.torn import drop_torn
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
 from semel.sources.plan import planned_sources
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOG_FOLDER = "semel"
+_LOG = logging.getLogger("semel")
 Listener = Callable[[Report], None]
 
 
@@ -151,9 +155,22 @@ class BatchFunction:
             if self.power_loss_safe and isinstance(checkpoint.store, FileStore):
                 self._sync = CheckpointSync(checkpoint.store.root)
                 self._coordinator.make_durable = self._sync.settle
+                self._coordinator.make_plan_durable = self._sync.settle_plan
+                self._drop_torn(checkpoint)
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
             self._coordinator = start_weaker(log, self.sinks, identity, checkpoint.store.describe())
+
+    def _drop_torn(self, checkpoint: Checkpoint) -> None:
+        root = checkpoint.store.root  # type: ignore[attr-defined]
+        decided = [path.stat().st_mtime for path in (root / LOG_FOLDER / "decisions").glob("*.json")]
+
+        def is_decided(batch: int) -> bool:
+            return effective_committables(checkpoint.log.journal(batch)) is not None
+
+        dropped = drop_torn(root, is_decided, max(decided, default=0.0))
+        if dropped:
+            _LOG.warning("files that a power cut left half written, and nothing rests on, were dropped: %s", dropped)
 
     def end(self) -> None:
         """Let go of the sinks, and of the broker that is told how far we came."""
