@@ -40,15 +40,14 @@ def test_what_was_not_synced_is_lost(disk: PowerDisk) -> None:
     loss = cut(disk)
     assert path.read_bytes() == b"old"
     assert not (disk.folder / "other").exists()
-    assert (loss.names, loss.returned, loss.contents) == (1, 0, 1)
-    assert loss.examples == ("gone /other", "torn /file")
+    assert loss == Loss(gone=("/other",), torn=("/file",))
 
 
 def test_a_synced_file_whose_name_is_not_synced_is_lost(disk: PowerDisk) -> None:
     path = disk.folder / "file"
     path.write_bytes(b"x")
     sync_file(path)
-    assert cut(disk).names == 1
+    assert cut(disk) == Loss(gone=("/file",))
     assert not path.exists()
 
 
@@ -56,7 +55,7 @@ def test_a_synced_name_of_a_file_that_is_not_synced_leads_to_an_empty_file(disk:
     path = disk.folder / "file"
     path.write_bytes(b"x")
     sync_folder(disk.folder)
-    assert cut(disk).contents == 1
+    assert cut(disk) == Loss(torn=("/file",))
     assert path.read_bytes() == b""
 
 
@@ -75,8 +74,7 @@ def test_what_was_written_and_removed_before_the_cut_is_no_loss(disk: PowerDisk)
 def test_a_rename_comes_undone_without_a_sync_of_the_folder(disk: PowerDisk) -> None:
     path = kept(disk.folder)
     path.rename(disk.folder / "new")
-    loss = cut(disk)
-    assert (loss.names, loss.returned) == (1, 1)
+    assert cut(disk) == Loss(gone=("/new",), back=("/file",))
     assert os.listdir(disk.folder) == ["file"]
 
 
@@ -101,14 +99,14 @@ def test_a_rename_to_another_folder_is_never_half_durable(disk: PowerDisk) -> No
 def test_a_removed_file_comes_back(disk: PowerDisk) -> None:
     path = kept(disk.folder)
     path.unlink()
-    assert cut(disk).returned == 1
+    assert cut(disk) == Loss(back=("/file",))
     assert path.read_bytes() == b"old"
 
 
 def test_a_folder_without_a_synced_name_takes_all_that_is_in_it_along(disk: PowerDisk) -> None:
     (disk.folder / "a" / "b").mkdir(parents=True)
     kept(disk.folder / "a" / "b")
-    assert cut(disk).names == 3
+    assert cut(disk) == Loss(gone=("/a", "/a/b", "/a/b/file"))
     assert os.listdir(disk.folder) == []
 
 
@@ -125,8 +123,7 @@ def test_a_torn_file_ends_at_a_page(disk: PowerDisk) -> None:
     for seed in range(20):
         path = disk.folder / f"file-{seed}"
         path.write_bytes(b"x" * (3 * PAGE_BYTES + 10))
-        loss = cut(disk, "torn", seed)
-        assert (loss.names, loss.contents) == (0, 1)
+        assert cut(disk, "torn", seed) == Loss(torn=(f"/file-{seed}",))
         seen.add(len(path.read_bytes()))
         sync_folder(disk.folder)
         path.unlink()
@@ -209,7 +206,14 @@ def test_a_map_of_a_file_is_durable_when_it_is_flushed(disk: PowerDisk) -> None:
 def test_syncfs_is_not_heard_here_so_it_makes_nothing_durable(disk: PowerDisk) -> None:
     (disk.folder / "file").write_bytes(b"x")
     os.sync()
-    assert cut(disk).names == 1
+    assert cut(disk) == Loss(gone=("/file",))
+
+
+def test_a_long_list_of_losses_is_told_whole(disk: PowerDisk) -> None:
+    names = [f"{n:04d}-{'x' * 200}" for n in range(1000)]
+    for name in names:
+        (disk.folder / name).touch()
+    assert cut(disk).gone == tuple(f"/{name}" for name in names)
 
 
 COUNT = """

@@ -81,9 +81,15 @@ class PowerDisk:
     def cut_power(self, mode: Mode, seed: int) -> Loss:
         """Now, for everybody: what is durable stays, and nothing can be read or written until `restore_power`."""
         self._order({"power": "off", "mode": mode, "seed": seed})
-        said: dict[str, Any] = json.loads(os.getxattr(self.folder, ATTRIBUTE))
-        del said["total"]
-        return Loss(**{**said, "examples": tuple(said["examples"])})
+        return Loss(**{kind: tuple(paths) for kind, paths in self._lost().items()})
+
+    def _lost(self) -> dict[str, list[str]]:
+        """Linux limits the value of an attribute to 64 KiB, so it is told in pieces."""
+        said = b""
+        while piece := os.getxattr(self.folder, f"{ATTRIBUTE}.{len(said)}"):
+            said += piece
+        told: dict[str, list[str]] = json.loads(said)
+        return told
 
     def restore_power(self) -> None:
         self._order({"power": "on"})

@@ -116,22 +116,22 @@ class Change:
                 folder.safe_names[name] = inode
 
 
+#: Not counted as lost: the memory that users of an SQLite database share. It is made anew, and never synced.
+SCRATCH = ("-shm",)
+
+
 @dataclass(frozen=True)
 class Loss:
-    """What a power cut took: names that are gone or mean what they meant before, names that came back, and files that
-    lost content. Of what was written and removed before the cut nothing is counted."""
+    """The paths that a power cut took: names that are gone or mean what they meant before, names that came back, and
+    files that lost content. Of what was written and removed before the cut nothing is counted."""
 
-    names: int = 0
-    returned: int = 0
-    contents: int = 0
-    examples: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
-        return self.names + self.returned + self.contents
-
-
-EXAMPLES_MAX = 12
+        return len(self.gone) + len(self.back) + len(self.torn)
 
 
 @dataclass
@@ -302,5 +302,5 @@ def _loss(before: dict[str, tuple[Inode, bytes]], after: dict[str, Inode]) -> Lo
     gone = [p for p, (inode, _) in before.items() if after.get(p) is not inode]
     back = [p for p in after if p not in before]
     torn = [p for p, (inode, data) in before.items() if after.get(p) is inode and bytes(inode.data) != data]
-    told = [*(f"gone {p}" for p in gone), *(f"back {p}" for p in back), *(f"torn {p}" for p in torn)]
-    return Loss(len(gone), len(back), len(torn), tuple(told[:EXAMPLES_MAX]))
+    kept = [tuple(path for path in sorted(paths) if not path.endswith(SCRATCH)) for paths in (gone, back, torn)]
+    return Loss(*kept)

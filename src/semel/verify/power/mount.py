@@ -1,7 +1,7 @@
 """The forgetful disk as a file system: `python -m semel.verify.power.mount FOLDER`, until its standard input ends.
 
-It answers one request at a time. Its power is cut by writing the extended attribute `user.semel.power` of its root,
-which then reads as what was lost. Without power every request fails with EIO, and what was open stays broken.
+It answers one request at a time. Its power is cut by writing the extended attribute `user.semel.power` of its root;
+`user.semel.power.0` and so on then read as what was lost. Without power every request fails with EIO, and what was open stays broken.
 
 Linux does not tell a file system of this kind that somebody called sync(2) or syncfs(2): neither makes anything durable
 here, which errs on the safe side. Pages are cached, because SQLite maps its `-shm` into memory; locks are the kernel's.
@@ -30,6 +30,7 @@ ATTRIBUTE = "user.semel.power"
 RENAME_NOREPLACE = 1
 BLOCKS = 1 << 22
 UNMOUNT_S_MAX = 30.0
+PIECE_BYTES = 32_768
 
 
 class Mounted(mfusepy.FUSE):  # type: ignore[misc]  # it has no types
@@ -82,17 +83,17 @@ class Forgetful(mfusepy.Operations):  # type: ignore[misc]  # it has no types
         if order["power"] == "on":
             self.has_power = True
             return 0
-        loss = self.tree.cut_power(order["mode"], order["seed"])
-        self.loss = {**asdict(loss), "total": loss.total}
+        self.loss = asdict(self.tree.cut_power(order["mode"], order["seed"]))
         self.has_power = False
         # Whoever has something open has it for ever: it is not the file that is there now.
         self._open = {handle: Inode(0, 0) for handle in self._open}
         return 0
 
     def getxattr(self, path: str, name: str, position: int = 0) -> bytes:
-        if (path, name) != ("/", ATTRIBUTE):
+        if path != "/" or not name.startswith(f"{ATTRIBUTE}."):
             raise OSError(errno.ENODATA, name)
-        return json.dumps(self.loss).encode()
+        begin = int(name.removeprefix(f"{ATTRIBUTE}."))
+        return json.dumps(self.loss).encode()[begin : begin + PIECE_BYTES]
 
     def _inode(self, path: str | None, fh: int | None = None) -> Inode:
         self._require_power(path)
