@@ -101,13 +101,12 @@ def test_the_chain_covers_every_point_that_these_sinks_pass() -> None:
 # The test of the test -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", ["batch.decided@2"])
-def test_without_the_syncs_a_power_cut_is_found_out(disk: PowerDisk, games: list[PowerGame], point: str) -> None:
+def test_without_the_syncs_a_power_cut_is_found_out(disk: PowerDisk, games: list[PowerGame]) -> None:
     """The state of a decided batch is gone: whoever goes on counts wrong, or cannot go on."""
     game = power_game(disk, 6, shape="stateful", conf=HDFS_BACKED, power_loss_safe=False)
     games.append(game)
     with pytest.raises(AssertionError):
-        play(game, [(point, "all")], seed=1)
+        play(game, [("batch.decided@2", "all")], seed=1)
     lost = {path for loss in game.losses for path in loss.gone}
     assert "/game/checkpoint/offsets/1" in lost
     assert "/game/checkpoint/state/0/0/2.delta" in lost

@@ -86,13 +86,16 @@ def is_whole_log(path: Path) -> bool:
         return False
     # Kafka's source begins with a zero byte, for a Spark of long ago.
     version, _, body = path.read_bytes().lstrip(b"\0").partition(b"\n")
+    of_a_source = path.parent.parent.name == "sources"
     if not re.fullmatch(rb"v\d+", version):
         # A source may have a format of its own: it is not empty, and that is all that we know.
-        return path.parent.parent.name == "sources"
-    lines = body.split(b"\n")
-    last = next((line for line in reversed(lines) if line), b"")
-    if last in (b"", b"-"):
-        # An empty log entry, and an offset that is not there yet.
+        return of_a_source
+    last = next((line for line in reversed(body.split(b"\n")) if line), b"")
+    if last == b"":
+        # A file source logs a batch without files so.
+        return of_a_source
+    if last == b"-":
+        # An offset that is not there yet.
         return b"\0" not in body
     try:
         json.loads(last)

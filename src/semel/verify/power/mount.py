@@ -1,7 +1,8 @@
 """The forgetful disk as a file system: `python -m semel.verify.power.mount FOLDER`, until its standard input ends.
 
 It answers one request at a time. Its power is cut by writing the extended attribute `user.semel.power` of its root;
-`user.semel.power.0` and so on then read as what was lost. Without power every request fails with EIO, and what was open stays broken.
+`user.semel.power.0` and so on then read as what was lost. Without power every request fails with EIO, and what was open
+stays broken.
 
 Linux does not tell a file system of this kind that somebody called sync(2) or syncfs(2): neither makes anything durable
 here, which errs on the safe side. Pages are cached, because SQLite maps its `-shm` into memory; locks are the kernel's.
