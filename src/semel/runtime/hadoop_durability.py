@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import urllib.request
 from collections.abc import Iterable
-from contextlib import suppress
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
 
 from semel.decisions.hadoop import hadoop_conf, jvm_of
 
@@ -23,6 +23,7 @@ SETTING = "dfs.datanode.synconclose"
 NODES_ASKED_MAX = 5
 ANSWER_S_MAX = 5.0
 ANSWER_BYTES_MAX = 1 << 16
+NOT_FOUND = 404
 #: As XML or as JSON, which Hadoop takes from headers rather than from what the address asks for.
 _VALUE = re.compile(r"""value["'\s:>]+(true|false)""")
 
@@ -71,10 +72,15 @@ def _data_nodes(spark: SparkSession, location: str) -> list[str] | None:
 
 def _asked(address: str) -> str:
     """What the data node itself has for the setting, "true" or "false", or nothing when it does not say."""
-    with suppress(OSError, HTTPException), _open(f"http://{address}/conf?name={SETTING}") as answer:
-        found = _VALUE.search(answer.read(ANSWER_BYTES_MAX).decode(errors="replace"))
-        return found[1] if found else ""
-    return ""
+    try:
+        with _open(f"http://{address}/conf?name={SETTING}") as answer:
+            found = _VALUE.search(answer.read(ANSWER_BYTES_MAX).decode(errors="replace"))
+    except HTTPError as error:
+        # It has no such property, so that Hadoop's default holds.
+        return "false" if error.code == NOT_FOUND else ""
+    except (OSError, HTTPException):
+        return ""
+    return found[1] if found else ""
 
 
 def _open(request: str) -> Any:
