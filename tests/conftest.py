@@ -36,7 +36,7 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSe
 #: The environment variable that names a server to use in place of our own MariaDB.
 MYSQL_URL = "SEMEL_TEST_MYSQL_URL"
 #: Their tests take minutes each: one that comes last keeps a single process busy while the others have nothing left.
-SLOW = ("e2e", "verify")
+SLOW = ("e2e", "power", "verify")
 #: Their tests make participants themselves.
 MAKE_PARTICIPANTS = ("contract", "sinks")
 

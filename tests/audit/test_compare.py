@@ -397,3 +397,11 @@ def test_a_batch_that_is_decided_and_not_in_the_checkpoint_is_told() -> None:
     )
     assert [(f.kind, f.batch) for f in audit.findings] == [("forgotten", 1)]
     assert audit.verdict is True
+
+
+def test_a_marker_of_another_plan_than_the_decision_is_a_contradiction() -> None:
+    plan = planned(0, "v1")
+    decision = Decided(attempt(0), (replace(whole("a", 0), plan=plan.digest),), plan=plan)
+    for told, found in ((plan.digest, []), ("", []), (planned(0, "v2").digest, ["contradiction"])):
+        batch = BatchFacts(0, journal=(decision,), offsets=plan.files[0].digest)
+        assert kinds(compare(facts([sink("a", replace(mark(0), plan=told))], batch))) == found

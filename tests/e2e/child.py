@@ -53,6 +53,7 @@ class Setup:
     stores: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
+    power_loss_safe: bool = True
 
 
 #: The environment variable that names an archive of Spark's classes; see conftest.py.
@@ -200,7 +201,7 @@ def sinks(setup: Setup) -> list[semel.Sink]:
 def writer(setup: Setup, spark: SparkSession) -> StreamWriter:
     made = semel.write(rows(setup, spark), guarantee=setup.guarantee).to(*sinks(setup))
     made = made.option("checkpointLocation", setup.checkpoint or f"{setup.folder}/checkpoint")
-    made = made.commit_limits(Limits(**setup.limits))
+    made = made.commit_limits(Limits(**setup.limits)).option("semel.powerLossSafe", setup.power_loss_safe)
     made = made if setup.forever else made.trigger(availableNow=True)
     return made.outputMode({"stateful": "update"}.get(setup.shape, "append")).queryName("killed")
 

@@ -151,3 +151,18 @@ def test_below_exactly_once_nothing_is_decided() -> None:
     least = ("batch.began", "task.wrote", "task.prepared", "batch.staged", "batch.prepared", "batch.committed")
     assert points_for(sinks, "at-least-once") == least
     assert set(points_for(sinks, "at-most-once")) == {*least, "startup.claimed", "log.written"}
+
+
+def test_the_power_is_cut_only_if_that_is_named() -> None:
+    assert "power" not in kinds_possible("exactly-once", "local[2]")
+    assert kinds_possible("exactly-once", "local[2]", wanted=("power", "driver")) == ("driver", "power")
+    with pytest.raises(ConfigError, match="at-least-once promises nothing of a power cut"):
+        kinds_possible("at-least-once", "local[2]", wanted=("power",))
+
+
+def test_power_cuts_lose_each_kind_of_thing_and_say_how_to_lose_it_again() -> None:
+    plan = _plan(1, 30, ("power",))
+    assert {fault.mode for fault in plan} == {"all", "some", "torn"}
+    assert len({fault.seed for fault in plan}) > 20
+    assert f"(loses {plan[0].mode}, seed {plan[0].seed})" in str(plan[0])
+    assert plan == _plan(1, 30, ("power",))

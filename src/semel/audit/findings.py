@@ -56,6 +56,9 @@ def of_marks(facts: Facts, row: Row, batch: BatchFacts) -> Iterable[Finding]:
             if mark.damage:
                 yield Finding("lost", row.number, sink.name, mark.damage)
             for committable in named:
+                if mark.plan and committable.plan not in ("", mark.plan) and proves(mark, committable):
+                    words = f"the marker of {committable.key} was written for another plan than the decision"
+                    yield Finding("contradiction", row.number, sink.name, words)
                 if mark.rows not in (UNSAID, committable.rows) and proves(mark, committable):
                     words = f"the marker of {committable.key} says {mark.rows} rows, the decision {committable.rows}"
                     yield Finding("contradiction", row.number, sink.name, words)

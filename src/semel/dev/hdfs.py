@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,14 +21,16 @@ _READY = "ready.json"
 
 
 @contextmanager
-def hdfs(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+def hdfs(
+    folder: Path, *, say: Callable[[str], None] = lambda _: None, conf: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Run an HDFS with its data in `folder`, and yield its address. It ends with the block."""
     jars = fetch(COORDINATE, say=say)
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     with (folder / "output.log").open("wb") as output:
         server = subprocess.Popen(  # noqa: S603  the arguments are ours, there is no shell
-            _command(jars, port),
+            _command(jars, port, conf or {}),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -41,9 +43,10 @@ def hdfs(folder: Path, *, say: Callable[[str], None] = lambda _: None) -> Iterat
         _end(server)
 
 
-def _command(jars: list[Path], port: int) -> list[str]:
+def _command(jars: list[Path], port: int, conf: Mapping[str, str]) -> list[str]:
     manager = "org.apache.hadoop.test.MiniDFSClusterManager"
     options = ["-nnport", str(port), "-datanodes", "1", "-format", "-writeDetails", _READY]
+    options += [word for key, value in conf.items() for word in ("-D", f"{key}={value}")]
     # It lives for seconds: the quick compiler and one collector start it in half the time.
     quick = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     return [java(), *quick, "-cp", os.pathsep.join(map(str, jars)), manager, *options]

@@ -20,6 +20,7 @@ from semel.runtime.checks import (
     check_trigger,
 )
 from semel.runtime.commits import Waiting, finished
+from semel.runtime.durability import power_loss_safe
 from semel.runtime.handover import Watch
 from semel.runtime.spark import CHECKPOINT_DEFAULT, BatchFunction, Checkpoint, Listener, check_rows
 from semel.sinks.base import Sink
@@ -42,10 +43,10 @@ def write(df: DataFrame, *, guarantee: str = "exactly-once") -> StreamWriter:
     return StreamWriter(df, check_guarantee(guarantee))
 
 
-def sink(*sinks: Sink, guarantee: str = "exactly-once", name: str = "") -> BatchFunction:
+def sink(*sinks: Sink, guarantee: str = "exactly-once", name: str = "", power_loss_safe: bool = True) -> BatchFunction:
     """The drop-in: `df.writeStream.foreachBatch(semel.sink(Sqlite(...))).option(...).start()`."""
     check_sinks(sinks)
-    return BatchFunction(sinks, check_guarantee(guarantee), name=name)
+    return BatchFunction(sinks, check_guarantee(guarantee), name=name, power_loss_safe=power_loss_safe)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,13 @@ class StreamWriter:
         check_sources(plan, self.guarantee)
         check_executors(self.sinks, self.df.sparkSession)
         function = BatchFunction(
-            self.sinks, self.guarantee, name=self.name, limits=self.limits, listener=listener, waiting=waiting
+            self.sinks,
+            self.guarantee,
+            name=self.name,
+            limits=self.limits,
+            listener=listener,
+            waiting=waiting,
+            power_loss_safe=power_loss_safe(self.options_),
         )
         check_rows(self.df, function.sinks)
         function.rows_checked = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -11,6 +12,8 @@ from semel.decisions.files import FileStore
 from semel.durable import drop_stray_checksums
 from semel.errors import CheckpointUnusable
 from semel.protocol.plans import Plan, PlannedFile, digest_of
+from semel.runtime.durability import OWN_FOLDER
+from semel.runtime.torn import drop_torn
 
 #: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka
 #: partitions are 20 KB, a list of ten thousand input files is 1.5 MB.
@@ -19,12 +22,15 @@ CARRIED_BYTES_MAX = 4 * 1024 * 1024
 NO_OFFSET = "-"
 
 MakeDurable = Callable[[int], None]
+IsDecided = Callable[[int], bool]
+
+_LOG = logging.getLogger("semel")
 
 
 class Plans(Protocol):
     """The checkpoint as the coordinator sees it."""
 
-    def clean(self) -> None:
+    def clean(self, is_decided: IsDecided) -> None:
         """Remove what a power cut left that would keep Spark from planning. Older drivers are fenced by then."""
         ...
 
@@ -60,11 +66,16 @@ class SparkPlans:
         self.checkpoint = checkpoint
         self.make_durable = make_durable
 
-    def clean(self) -> None:
-        if isinstance(self.checkpoint, FileStore):
-            root = self.checkpoint.root
-            for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("*")):
-                drop_stray_checksums(folder)
+    def clean(self, is_decided: IsDecided) -> None:
+        if not isinstance(self.checkpoint, FileStore):
+            return
+        root = self.checkpoint.root
+        recorded = [path.stat().st_mtime for path in (root / OWN_FOLDER / "decisions").glob("*.json")]
+        dropped = drop_torn(root, is_decided, max(recorded, default=0.0))
+        if dropped:
+            _LOG.warning("Files that a power cut left half written, and nothing rests on, were dropped: %s.", dropped)
+        for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("*")):
+            drop_stray_checksums(folder)
 
     def next_batch(self) -> int:
         """As Spark takes it: a batch that is planned implies that those before it are done, whatever `commits` says."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel import failpoints
 from semel.decisions.base import RecordStore, StoreUnanswered
+from semel.decisions.files import FileStore
 from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.stores import open_store
 from semel.errors import (
@@ -32,7 +34,9 @@ from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.checks import Guarantee, check_checkpoint, check_executors, check_options, check_sources
 from semel.runtime.commits import Waiting
+from semel.runtime.durability import NOT_PROMISED, CheckpointSync
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
+from semel.runtime.hadoop_durability import hadoop_durability_warning
 from semel.runtime.handover import wait_for_older
 from semel.runtime.interpreter import error_of_worker, require_python
 from semel.runtime.plans import NO_OFFSET, SparkPlans, offsets_of
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
 LOG_FOLDER = "semel"
 CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+_LOG = logging.getLogger("semel")
 Listener = Callable[[Report], None]
 
 
@@ -122,7 +128,10 @@ class BatchFunction:
         limits: Limits = Limits(),
         listener: Listener | None = None,
         waiting: Callable[[Waiting], None] = lambda _: None,
+        power_loss_safe: bool = True,
     ) -> None:
+        self.power_loss_safe = power_loss_safe
+        self._sync: CheckpointSync | None = None
         self.sinks = tuple(sink.among(sinks) for sink in sinks)
         self.guarantee: Guarantee = guarantee
         self.name = name
@@ -158,6 +167,7 @@ class BatchFunction:
         self.end()
         self._checkpoint = checkpoint
         if self.guarantee == "exactly-once":
+            self._keep_through_power_loss(spark, checkpoint)
             self._coordinator = start_exactly_once(
                 checkpoint.log,
                 checkpoint.plans,
@@ -175,14 +185,27 @@ class BatchFunction:
         self._latest = self._coordinator
         self._claimed = self._coordinator.context.incarnation
 
+    def _keep_through_power_loss(self, spark: SparkSession, checkpoint: Checkpoint) -> None:
+        """What a decision presupposes is on disk before it, or we say what is not promised."""
+        if not self.power_loss_safe:
+            _LOG.warning("%s", NOT_PROMISED)
+        elif isinstance(checkpoint.store, FileStore):
+            self._sync = CheckpointSync(checkpoint.store.root)
+            checkpoint.plans.make_durable = self._sync.settle
+        elif warning := hadoop_durability_warning(spark, checkpoint.location):
+            _LOG.warning("%s", warning)
+
     def end(self) -> None:
         """Let go of the sinks, and of the broker that is told how far we came; and say that we have left."""
         # Whoever stops the query and the batch that fails meanwhile may both come here.
         with self._ending:
             progress, self._progress = self._progress, None
             coordinator, self._coordinator = self._coordinator, None
+            sync, self._sync = self._sync, None
         if progress is not None:
             progress.close()
+        if sync is not None:
+            sync.close()
         if coordinator is not None:
             coordinator.close()
             if coordinator.log is not None:

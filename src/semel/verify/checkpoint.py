@@ -91,6 +91,19 @@ class CheckpointWatcher(threading.Thread):
             self.error = "; ".join(wrong)
             self._is_new = True
 
+    def forget_what_is_not_decided(self) -> None:
+        """The power of its disk was cut: what was planned and not decided may be planned otherwise now.
+
+        Call it while no pipeline runs and before the power is cut, so that every decision is seen.
+        """
+        self.look()
+        with self._looking:
+            last = max(self._decided_s, default=NO_BATCH)
+            self._ends = {n: ends for n, ends in self._ends.items() if n <= last}
+            self._checkpointed = {n for n in self._checkpointed if n <= last}
+            self._logged = [{} for _ in range(self.source_count)]
+            self._entries = [set() for _ in range(self.source_count)]
+
     @property
     def pipeline(self) -> PipelineId:
         """The id that Spark gave the query, which is in all of its names; empty before its first start."""

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from semel.verify.power.disk import PowerDisk, require_fuse
+from semel.verify.power.forgetful import MODES, Loss
+
 BALLAST = ".semel-verify-ballast"
 CHUNK_BYTES = 1 << 20
 MOUNT_S_MAX = 30.0
@@ -68,6 +71,33 @@ class Disk:
                     file.write(bytes(count))
                 except OSError:
                     count //= 2
+
+
+class ForgetfulDisk(Disk):
+    """One whose power can be cut, too. It is full as a folder is that is no disk: by a limit."""
+
+    def __init__(self, folder: Path) -> None:
+        require_fuse(may_install=True)
+        self.folder = folder
+        self.is_mounted = False
+        self._power = PowerDisk(folder)
+
+    def cut_power(self, mode: str, seed: int) -> Loss:
+        """What was lost. Afterwards there is power again."""
+        if mode not in MODES:
+            raise ValueError(f"a power cut does not lose {mode!r}; it loses {', '.join(MODES)}")
+        loss = self._power.cut_power(mode, seed)
+        self._power.restore_power()
+        return loss
+
+    def close(self) -> None:
+        aside = self.folder.with_name(f"{self.folder.name}.kept")
+        with suppress(OSError):
+            self._power.copy_to(aside)
+        self._power.close()
+        if aside.is_dir() and not os.path.ismount(self.folder):
+            self.folder.rmdir()
+            aside.rename(self.folder)
 
 
 def _run(program: str, *arguments: str | Path) -> bool:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from semel.errors import SemelError
-from semel.verify.disk import Disk
+from semel.verify.disk import Disk, ForgetfulDisk
 from semel.verify.history import Event
 from semel.verify.life import Life, signal_one
 from semel.verify.plan import IN_A_TASK, Fault
@@ -62,6 +62,9 @@ class Nemesis:
     life: Life | None = None
     #: Raises Broken when the run cannot go on: asked before each life, and while one waits for its first batch.
     require: Callable[[], None] = lambda: None
+    before_power_is_cut: Callable[[], None] = lambda: None
+    #: By which something was lost: others show nothing.
+    power_cuts: int = 0
 
     def suffer(self, fault: Fault) -> str:
         """One life under one fault. Returns what came of it."""
@@ -195,6 +198,23 @@ class Nemesis:
         finally:
             self.disk.free(members)
             self._tell_outage(fault, DISK, began_s)
+
+    def lose_power(self, life: Life, fault: Fault) -> str:
+        """Of the machine: zombies and orphans end with it. What the disk still knew is there for the next life."""
+        if not isinstance(self.disk, ForgetfulDisk):
+            return self.die_at_a_moment(life, Fault("driver", delay_s=fault.delay_s))
+        if over := self._over_before(life, fault):
+            return over
+        outcome = self._kill(life, fault)
+        for other in (*self.zombies, *self.orphans):
+            other.kill()
+        self.zombies.clear()
+        self.orphans.clear()
+        self.before_power_is_cut()
+        loss = self.disk.cut_power(fault.mode, fault.seed)
+        self.power_cuts += loss.total > 0
+        self._note(f"the disk lost {len(loss.gone)} names, {len(loss.torn)} contents; {len(loss.back)} names came back")
+        return outcome
 
     # Parts of that ----------------------------------------------------------------------------------------------------
 
@@ -376,4 +396,5 @@ ACTS: Mapping[str, Callable[[Nemesis, Life, Fault], str]] = {
     "cut": Nemesis.lose_the_network,
     "delay": Nemesis.lose_the_network,
     "disk-full": Nemesis.run_out_of_disk,
+    "power": Nemesis.lose_power,
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from semel.errors import ConfigError
 from semel.failpoints import FAILPOINTS, SELDOM, VARIABLE
 from semel.sinks.base import Sink
+from semel.verify.power.forgetful import MODES
 
 #: What can be done -> what it is.
 KINDS: Mapping[str, str] = {
@@ -26,7 +27,10 @@ KINDS: Mapping[str, str] = {
     "cut": "the network to a server is cut, or goes silent, for some seconds",
     "delay": "the network to a server is slow for some seconds: each piece of data takes 0.2 to 1 second",
     "disk-full": "the disk of the checkpoint is full, until the pipeline has given up",
+    "power": "every process is killed, and the disk of the checkpoint loses what was not synced (only if it is named)",
 }
+#: Only if it is named: the checkpoint then lies on a slow disk of our own, which needs FUSE.
+ON_REQUEST = frozenset({"power"})
 #: How often each kind comes, beside one time each of the others.
 WEIGHTS = {"point": 6, "driver": 3, "server": 2}
 #: What a fault of a kind ends by SIGKILL; the others end one process or group of processes.
@@ -37,6 +41,7 @@ DELAY_S_MAX = 2.0
 #: How long it lasts, from and to. Half of the servers that are killed come back at once.
 LASTS_S = {"pause": (0.5, 3.0), "server": (-3.0, 3.0), "outage": (10.0, 30.0), "cut": (1.0, 8.0), "delay": (2.0, 8.0)}
 CHUNK_S = (0.2, 1.0)
+SEEDS = 1_000_000
 
 #: Where a driver is stopped so that it becomes a zombie, or so that a server dies between two steps.
 BETWEEN = ("batch.staged", "batch.prepared", "batch.decided", "batch.committed")
@@ -61,6 +66,9 @@ class Fault:
     server: str = ""
     silent: bool = False
     chunk_s: float = 0.0
+    #: What the disk loses, of which `seed` draws a part.
+    mode: str = ""
+    seed: int = 0
 
     @property
     def kills(self) -> int:
@@ -77,6 +85,7 @@ class Fault:
         where = f" at {self.point}@{self.nth}" if self.point else f" {self.delay_s:.1f} s after its first batch"
         what = f"{self.kind} {self.server}".rstrip()
         more = " (silent)" if self.silent else ""
+        more += f" (loses {self.mode}, seed {self.seed})" if self.mode else ""
         lasts = f", for {self.pause_s:.1f} s" if self.pause_s else ""
         return f"{what}{more}{where}{lasts}"
 
@@ -102,7 +111,9 @@ def kinds_possible(
             f"Some of these faults are not possible here: {', '.join(in_vain)}.",
             remedy="Leave them out of --faults, or provide what they need.",
         )
-    return tuple(kind for kind in KINDS if kind not in impossible and (kind in wanted or not wanted))
+    return tuple(
+        kind for kind in KINDS if kind not in impossible and (kind in wanted or not (wanted or kind in ON_REQUEST))
+    )
 
 
 def _impossible(guarantee: str, master: str, servers: Collection[str], proxied: Collection[str]) -> dict[str, str]:
@@ -116,6 +127,7 @@ def _impossible(guarantee: str, master: str, servers: Collection[str], proxied: 
         found["executor"] = "executors are killed where we start them: --master local-cluster[2,1,1024]"
     if guarantee != "exactly-once":
         found["zombie"] = f"{guarantee} does not promise that a zombie is fenced"
+        found["power"] = f"{guarantee} promises nothing of a power cut"
     return found
 
 
@@ -203,6 +215,8 @@ class _Draw:
             fault = Fault(kind, self._next(kind), self._nth())
         if kind in ("server", "between", "outage"):
             fault = replace(fault, server=self._next("server"))
+        if kind == "power":
+            return replace(fault, mode=self.dice.choice(MODES), seed=self.dice.randrange(SEEDS))
         if kind in ("cut", "delay"):
             fault = replace(fault, server=self._next("proxied"))
         return replace(

@@ -135,6 +135,7 @@ class Run:
         self.feeding = Feeding(stage.feeder, rows, per_batch, self._rows_read)
         self.nemesis = Nemesis(self.start_life, stage.servers, stage.disk, stage.say, self.events.append)
         self.nemesis.require = self.feeding.require
+        self.nemesis.before_power_is_cut = self.watcher.forget_what_is_not_decided
         self._lives = 0
 
     def play(self) -> History:

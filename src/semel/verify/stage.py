@@ -16,7 +16,7 @@ from semel.runtime.loading import import_file, split_target
 from semel.sinks.base import Sink
 from semel.verify.child import Probe, probe
 from semel.verify.classes import archive_of
-from semel.verify.disk import Disk
+from semel.verify.disk import Disk, ForgetfulDisk
 from semel.verify.feeders import Feeder, open_feeder
 from semel.verify.plan import kinds_possible
 from semel.verify.readers import Reader, open_reader
@@ -89,7 +89,7 @@ def set_up(stack: ExitStack, settings: Settings, work: Path, say: Say) -> Stage:
     marked = found.guarantee == "exactly-once"
     readers = [open_reader(sink, workload, feeder.number_of, marked=marked) for sink in found.sinks]
     _refuse_what_cannot_be_compared(settings, found, workload, feeder, readers)
-    disk = Disk(work / "checkpoint", CHECKPOINT_MB)
+    disk = ForgetfulDisk(work / "checkpoint") if "power" in kinds else Disk(work / "checkpoint", CHECKPOINT_MB)
     stack.callback(disk.close)
     return Stage(
         settings, work, target, variables, conf, servers, kinds, found, workload, feeder, readers, disk, say=say

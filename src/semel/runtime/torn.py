@@ -1,0 +1,190 @@
+"""What a power cut left half written in a checkpoint, and nothing rests on: dropped at the start. Spark would refuse.
+
+Spark names its files before their content is on the disk. What a decision presupposes is synced before it, so what is
+torn belongs to a batch that is not decided (Spark plans it anew), is a `commits/N` (the batch is asked for again, and
+found committed), or a snapshot of the state that Spark's maintenance wrote beside the batches (its deltas are there).
+Anything else that is torn is left as it is, and Spark says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from semel.durable import sync_folder
+
+#: Of each log only the newest files can be torn: those before were synced with a decision.
+NEWEST = 3
+#: Clocks of file systems are coarse.
+SLACK_S = 2.0
+CRC_HEADER = b"crc\0"
+_LOG_FILE = re.compile(r"(\d+)(\.compact)?")
+#: A snapshot, and what holds the same version beside it.
+_SNAPSHOT = re.compile(r"(\d+)(\.snapshot|\.zip)")
+_SAME_VERSION = {".snapshot": ".delta", ".zip": ".changelog"}
+
+
+def drop_torn(root: Path, is_decided: Callable[[int], bool], decided_s: float = 0.0) -> list[str]:
+    """Drop it, durably. Returns the paths below the checkpoint, for a warning.
+
+    `is_decided` says whether a batch is; `decided_s` is when the last decision was recorded (the time of its file):
+    state from before it was synced then. Call it when the pipeline is claimed and before Spark reads the checkpoint.
+    """
+    torn = [*_torn_commits(root), *_torn_plans(root, is_decided), *_torn_snapshots(root, decided_s - SLACK_S)]
+    for path in torn:
+        checksum_of(path).unlink(missing_ok=True)
+        path.unlink()
+    for folder in {path.parent for path in torn}:
+        sync_folder(folder)
+    return [str(path.relative_to(root)) for path in torn]
+
+
+# The logs -------------------------------------------------------------------------------------------------------------
+
+
+def _torn_commits(root: Path) -> list[Path]:
+    return [path for _, path in _newest(root / "commits") if not is_whole_log(path)]
+
+
+def _torn_plans(root: Path, is_decided: Callable[[int], bool]) -> Iterator[Path]:
+    """A plan with a torn or missing part goes as a whole. What the source logged of it and is whole may stay."""
+    lost: set[Path] = set()
+    for folder in _folders(root / "sources"):
+        newest = _newest(folder)
+        lost |= {path for batch, path in newest if not is_decided(batch) and not is_whole_log(path)}
+    yield from sorted(lost)
+    for batch, path in _newest(root / "offsets"):
+        if not is_decided(batch) and (not is_whole_log(path) or _lacks_a_source(root, batch, path, lost)):
+            yield path
+
+
+def _lacks_a_source(root: Path, batch: int, plan: Path, lost: set[Path]) -> bool:
+    """Whether the plan names an entry of a file source's log that is not there, or was planned on one that is torn."""
+    if any(path.name.split(".")[0] == str(batch) for path in lost):
+        return True
+    for number, line in enumerate(plan.read_text().splitlines()[2:]):
+        with suppress(ValueError, TypeError, KeyError):
+            entry = root / "sources" / str(number) / str(json.loads(line)["logOffset"])
+            if entry in lost or not (entry.exists() or entry.with_name(f"{entry.name}.compact").exists()):
+                return True
+    return False
+
+
+def _newest(folder: Path) -> list[tuple[int, Path]]:
+    numbered = [(int(m[1]), path) for path in _files(folder) if (m := _LOG_FILE.fullmatch(path.name))]
+    return sorted(numbered)[-NEWEST:]
+
+
+def is_whole_log(path: Path) -> bool:
+    """Whether a file of Spark's logs has the content that it was written with, as far as it can be known."""
+    if not is_whole(path):
+        return False
+    # Kafka's source begins with a zero byte, for a Spark of long ago.
+    version, _, body = path.read_bytes().lstrip(b"\0").partition(b"\n")
+    of_a_source = path.parent.parent.name == "sources"
+    if not re.fullmatch(rb"v\d+", version):
+        # A source may have a format of its own: it is not empty, and that is all that we know.
+        return of_a_source
+    last = next((line for line in reversed(body.split(b"\n")) if line), b"")
+    if last == b"":
+        # A file source logs a batch without files so.
+        return of_a_source
+    if last == b"-":
+        # An offset that is not there yet.
+        return b"\0" not in body
+    try:
+        json.loads(last)
+    except ValueError:
+        return False
+    return True
+
+
+# The state ------------------------------------------------------------------------------------------------------------
+
+
+def _torn_snapshots(root: Path, since_s: float) -> Iterator[Path]:
+    """The newest of each store is the one that is read; where it is torn the one before it becomes the newest."""
+    for store in _stores(root / "state"):
+        names = {path.name for path in _files(store)}
+        found = [(int(m[1]), m[2]) for name in names if (m := _SNAPSHOT.fullmatch(name))]
+        for version, kind in sorted(found, reverse=True):
+            path = store / f"{version}{kind}"
+            if f"{version}{_SAME_VERSION[kind]}" not in names:
+                continue  # it is the only copy of that version: synced with the decision, or never needed
+            if path.stat().st_mtime < since_s or _is_whole_snapshot(path, since_s):
+                break
+            yield path
+
+
+def _is_whole_snapshot(path: Path, since_s: float) -> bool:
+    if not is_whole(path):
+        return False
+    if path.suffix != ".zip":
+        return True
+    try:
+        with zipfile.ZipFile(path) as archive:
+            described = json.loads(archive.read("metadata").partition(b"\n")[2])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+        return False
+    for part in described.get("sstFiles", []):
+        file = path.parent / "SSTs" / part["dfsSstFileName"]
+        if not file.is_file() or file.stat().st_size != part["sizeBytes"]:
+            return False
+        if file.stat().st_mtime >= since_s and not is_whole(file):
+            return False
+    return True
+
+
+def _stores(state: Path) -> Iterator[Path]:
+    """`state/<operator>/<partition>`, and below it one for each named store."""
+    for operator in _folders(state):
+        for partition in _folders(operator):
+            if partition.name.isdigit():
+                yield partition
+                yield from _folders(partition)
+
+
+# Hadoop's checksums ---------------------------------------------------------------------------------------------------
+
+
+def checksum_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc")
+
+
+def is_whole(path: Path) -> bool:
+    """Not empty, and as the checksums say that Hadoop's local file system writes beside each file (ChecksumFileSystem).
+
+    A checksum file that is missing or torn itself says nothing: Hadoop ignores it, too.
+    """
+    content = path.read_bytes()
+    if not content.strip(b"\0"):
+        return False
+    try:
+        sums = checksum_of(path).read_bytes()
+    except FileNotFoundError:
+        return True
+    if len(sums) < 8 or not sums.startswith(CRC_HEADER):
+        return True
+    each = int.from_bytes(sums[4:8], "big")
+    if each == 0:
+        return True
+    expected = [sums[n : n + 4] for n in range(8, len(sums), 4)]
+    found = [zlib.crc32(content[n : n + each]).to_bytes(4, "big") for n in range(0, len(content), each)]
+    return found == expected
+
+
+def _files(folder: Path) -> list[Path]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return [path for path in folder.iterdir() if path.is_file()]
+    return []
+
+
+def _folders(folder: Path) -> list[Path]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    return []

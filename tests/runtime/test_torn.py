@@ -1,0 +1,189 @@
+"""What a power cut tore is dropped where nothing rests on it, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semel.runtime.torn import checksum_of, drop_torn, is_whole
+
+COMMIT = b'v1\n{"nextBatchWatermarkMs":1767225619000}'
+#: What Spark 4.0.5 wrote beside it.
+COMMIT_CRC = bytes.fromhex("63726300000002004ed39072")
+PLAN = b'v1\n{"batchWatermarkMs":0}\n{"logOffset":%d}'
+ENTRY = b'v1\n{"path":"file:///in/%d.json","timestamp":1,"batchId":%d}'
+KAFKA_START = b'\x00v1\n{"in":{"0":0}}'
+
+
+def put(path: Path, content: bytes, kept: int | None = None, *, checksum: bool = True) -> Path:
+    """A file as Spark writes it, of which only the first bytes reached the disk if `kept` says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if kept is None else content[:kept])
+    if checksum:
+        pieces = [content[n : n + 512] for n in range(0, len(content), 512)]
+        sums = b"".join(zlib.crc32(piece).to_bytes(4, "big") for piece in pieces)
+        checksum_of(path).write_bytes(b"crc\0" + (512).to_bytes(4, "big") + sums)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Batches 0 to 2 are over, batch 3 is planned."""
+    for n in range(4):
+        put(tmp_path / "offsets" / str(n), PLAN % n)
+        put(tmp_path / "sources" / "0" / str(n), ENTRY % (n, n))
+    for n in range(3):
+        put(tmp_path / "commits" / str(n), COMMIT)
+    put(tmp_path / "sources" / "1" / "0", KAFKA_START)
+    return tmp_path
+
+
+def below(*batches: int) -> Callable[[int], bool]:
+    return lambda batch: batch in batches
+
+
+def test_spark_writes_checksums_as_we_read_them(tmp_path: Path) -> None:
+    path = put(tmp_path / "commits" / "1", COMMIT)
+    assert checksum_of(path).read_bytes() == COMMIT_CRC
+    assert is_whole(path)
+
+
+def test_of_a_whole_checkpoint_nothing_is_dropped(root: Path) -> None:
+    before = sorted(root.rglob("*"))
+    assert drop_torn(root, below(0, 1, 2)) == []
+    assert sorted(root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kept", [0, 2, 10])
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_torn_plan_that_is_not_decided_is_dropped_with_its_checksum(root: Path, kept: int, checksum: bool) -> None:
+    checksum_of(root / "offsets" / "3").unlink()
+    path = put(root / "offsets" / "3", PLAN % 3, kept, checksum=checksum)
+    assert drop_torn(root, below(0, 1, 2)) == ["offsets/3"]
+    assert not path.exists()
+    assert not checksum_of(path).exists()
+
+
+def test_zeros_are_torn(root: Path) -> None:
+    (root / "offsets" / "3").write_bytes(bytes(4096))
+    checksum_of(root / "offsets" / "3").unlink()
+    assert drop_torn(root, below(0, 1, 2)) == ["offsets/3"]
+
+
+def test_a_torn_plan_that_is_decided_is_left(root: Path) -> None:
+    put(root / "offsets" / "3", PLAN % 3, 0)
+    assert drop_torn(root, below(0, 1, 2, 3)) == []
+    assert (root / "offsets" / "3").exists()
+
+
+def test_a_plan_goes_with_a_torn_or_missing_entry_of_its_source(root: Path) -> None:
+    put(root / "sources" / "0" / "3", ENTRY % (3, 3), 20)
+    assert drop_torn(root, below(0, 1, 2)) == ["sources/0/3", "offsets/3"]
+    put(root / "offsets" / "3", PLAN % 3)
+    assert drop_torn(root, below(0, 1, 2)) == ["offsets/3"]
+
+
+def test_an_entry_that_was_compacted_is_not_missing(root: Path) -> None:
+    (root / "sources" / "0" / "3").rename(root / "sources" / "0" / "3.compact")
+    assert drop_torn(root, below(0, 1, 2)) == []
+
+
+def test_the_start_of_a_kafka_source_is_dropped_only_with_the_first_plan(tmp_path: Path) -> None:
+    put(tmp_path / "offsets" / "0", b'v1\n{"batchWatermarkMs":0}\n{"in":{"0":5}}')
+    put(tmp_path / "sources" / "0" / "0", KAFKA_START)
+    assert drop_torn(tmp_path, below()) == []
+    put(tmp_path / "sources" / "0" / "0", KAFKA_START, 7)
+    assert drop_torn(tmp_path, below()) == ["sources/0/0", "offsets/0"]
+
+
+def test_a_torn_commit_is_dropped_even_of_a_decided_batch(root: Path) -> None:
+    put(root / "commits" / "2", COMMIT, 0)
+    assert drop_torn(root, below(0, 1, 2)) == ["commits/2"]
+
+
+def test_a_torn_checksum_alone_is_no_harm(root: Path) -> None:
+    checksum_of(root / "offsets" / "3").write_bytes(b"crc")
+    assert drop_torn(root, below(0, 1, 2)) == []
+
+
+# State ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(root: Path) -> Path:
+    for version in range(1, 5):
+        put(root / "state" / "0" / "0" / f"{version}.delta", b"delta" * 100)
+    put(root / "state" / "0" / "0" / "2.snapshot", b"snapshot" * 1000)
+    return root / "state" / "0" / "0"
+
+
+def test_a_torn_snapshot_whose_delta_is_there_is_dropped(root: Path, store: Path) -> None:
+    put(store / "4.snapshot", b"snapshot" * 1000, 4096)
+    assert drop_torn(root, below(0, 1, 2)) == ["state/0/0/4.snapshot"]
+
+
+def test_torn_snapshots_are_dropped_down_to_the_first_whole_one(root: Path, store: Path) -> None:
+    for version in (3, 4):
+        put(store / f"{version}.snapshot", b"snapshot" * 1000, 0)
+    assert drop_torn(root, below(0, 1, 2)) == ["state/0/0/4.snapshot", "state/0/0/3.snapshot"]
+
+
+def test_a_torn_snapshot_without_its_delta_is_left(root: Path, store: Path) -> None:
+    put(store / "9.snapshot", b"snapshot" * 1000, 0)
+    assert drop_torn(root, below(0, 1, 2)) == []
+
+
+def test_snapshots_from_before_the_last_decision_are_not_read(root: Path, store: Path) -> None:
+    """They were synced with it, and may be large."""
+    path = put(store / "4.snapshot", b"snapshot" * 1000, 4096)
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    assert drop_torn(root, below(0, 1, 2), decided_s=1_700_000_100) == []
+    assert drop_torn(root, below(0, 1, 2), decided_s=1_700_000_001) == ["state/0/0/4.snapshot"]
+
+
+def rocksdb(store: Path, version: int) -> Path:
+    """A snapshot as the RocksDB provider of Spark 4.0.5 has it."""
+    put(store / "SSTs" / "000008-a.sst", b"rows" * 500)
+    put(store / f"{version}.changelog", b"changes")
+    described = {"sstFiles": [{"localFileName": "000008.sst", "dfsSstFileName": "000008-a.sst", "sizeBytes": 2000}]}
+    with zipfile.ZipFile(store / "made", "w") as archive:
+        archive.writestr("metadata", "v1\n" + json.dumps(described))
+    path = put(store / f"{version}.zip", (store / "made").read_bytes())
+    (store / "made").unlink()
+    return path
+
+
+@pytest.mark.parametrize("broken", ["nothing", "zip", "short", "missing", "changed"])
+def test_a_snapshot_of_rocksdb_is_as_whole_as_its_files(root: Path, broken: str) -> None:
+    store = root / "state" / "0" / "0"
+    path = rocksdb(store, 3)
+    if broken == "zip":
+        path.write_bytes(path.read_bytes()[:50])
+        checksum_of(path).unlink()
+    elif broken == "short":
+        put(store / "SSTs" / "000008-a.sst", b"rows" * 500, 1000)
+    elif broken == "missing":
+        (store / "SSTs" / "000008-a.sst").unlink()
+    elif broken == "changed":
+        (store / "SSTs" / "000008-a.sst").write_bytes(bytes(1000) + b"rows" * 250)
+    assert drop_torn(root, below(0, 1, 2)) == ([] if broken == "nothing" else ["state/0/0/3.zip"])
+
+
+def test_the_only_copy_of_a_version_is_left(root: Path) -> None:
+    path = rocksdb(root / "state" / "0" / "0", 3)
+    path.with_name("3.changelog").unlink()
+    path.write_bytes(b"")
+    assert drop_torn(root, below(0, 1, 2)) == []
+
+
+def test_stores_with_a_name_are_looked_at(root: Path) -> None:
+    store = root / "state" / "0" / "0" / "left-keyToNumValues"
+    put(store / "4.delta", b"delta")
+    put(store / "4.snapshot", b"snapshot", 0)
+    assert drop_torn(root, below(0, 1, 2)) == ["state/0/0/left-keyToNumValues/4.snapshot"]
