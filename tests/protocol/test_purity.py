@@ -12,7 +12,7 @@ import semel.protocol
 
 FOLDER = Path(semel.protocol.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
-OURS = {"semel.ids", "semel.protocol"}
+OURS = {"semel.formats", "semel.ids", "semel.protocol"}
 IMPURE = {"asyncio", "datetime", "io", "multiprocessing", "os", "pathlib", "random", "secrets", "shutil", "signal"}
 IMPURE |= {"socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid"}
 # The diagram is a tool beside the protocol: it prints, and writes one page. Nothing in the protocol imports it.

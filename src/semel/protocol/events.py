@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
-from semel import formats
+from semel.formats import COMMITTABLE
 from semel.ids import Attempt
 from semel.protocol.plans import Plan
 
@@ -41,7 +41,7 @@ class Committable:
     fingerprint: str = ""
     mends: bool = False
     plan: str = ""
-    format: int = formats.COMMITTABLE
+    format: int = COMMITTABLE
 
 
 # Events -----------------------------------------------------------------------------------------------------------
