@@ -251,7 +251,7 @@ def test_what_is_done_to_sinks_and_checkpoint_is_told(spark: SparkSession, folde
     (folder / "checkpoint" / "offsets" / "2").unlink()
     audit = audited(spark, folder)
     assert audit.verdict is False
-    assert {(f.kind, f.batch) for f in audit.findings} == {("contradiction", 2)}
+    assert {(f.kind, f.batch) for f in audit.findings} == {("contradiction", 2), ("forgotten", 2)}
 
 
 def test_a_sink_that_is_not_there_leaves_it_unknown(spark: SparkSession, folder: Path) -> None:

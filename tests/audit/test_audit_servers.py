@@ -114,6 +114,8 @@ def listing(shop: Shop) -> list[tuple[str, bytes]]:
 
 def test_a_pipeline_over_three_servers_is_proven_and_a_deleted_ledger_row_is_lost(shop: Shop) -> None:
     shop.writer().start().awaitTermination()
+    # A driver says that it has left when its query has ended.
+    wait_until((shop.folder / "checkpoint" / "semel" / "left" / "0000000001.json").exists)
     before = listing(shop)
     audit = audit_writer(shop.writer())
     assert (audit.verdict, kinds(audit), audit.reasons) == (True, [], ())

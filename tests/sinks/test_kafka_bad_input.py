@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError
 
 from semel.dev.ports import free_port
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.sinks.kafka import Kafka
+from semel.sinks.kafka_reach import Reach
+from semel.sinks.kafka_topics import ensure_control_topic
 from tests.contract.harness import attempt, context
 from tests.sinks.kafka_rig import RECORD, Rig, records_of, stage, started
 
@@ -370,6 +374,24 @@ def test_a_control_topic_that_proves_nothing_is_refused(
     assert refusal(ConfigError, start) == (
         f"The control topic {control} {first}.\n{NOTHING_STARTED}  what to do: {remedy.format(control)}"
     )
+
+
+def test_a_control_topic_that_a_broker_has_not_heard_of_yet_is_looked_at_all_the_same(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody created it a moment ago, so that it is missing first, and there already when it is to be created."""
+    control = rig.topic("control", 8, {"cleanup.policy": "delete"})
+    unheard = SimpleNamespace(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    answers: list[Any] = [SimpleNamespace(topics={control: unheard}, brokers={1: None})]
+    metadata = Reach.metadata
+
+    def late(reach: Reach, topic: str, timeout_s: float) -> Any:
+        return answers.pop() if answers else metadata(reach, topic, timeout_s)
+
+    monkeypatch.setattr(Reach, "metadata", late)
+    with pytest.raises(ConfigError, match=r"has cleanup\.policy=delete"):
+        ensure_control_topic(rig.servers, {}, control, 10)
+    assert not answers
 
 
 def test_rows_that_vanish_before_the_decision_say_which(rig: Rig) -> None:

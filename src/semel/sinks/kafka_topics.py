@@ -96,17 +96,27 @@ def _not_writable(topic: str, servers: str) -> ConfigError:
 
 
 def ensure_control_topic(servers: str, options: Mapping[str, str], topic: str, timeout_s: float) -> None:
-    """Create semel's own topic where it is missing. One that may forget markers is refused."""
+    """Create semel's own topic where it is missing. One that may forget markers is refused, whoever created it."""
     reach = Reach(servers, options)
-    cluster = reach.metadata(topic, timeout_s)
-    known = cluster.topics[topic]
-    if known.error is not None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        cluster = reach.metadata(topic, timeout_s)
+        known = cluster.topics[topic]
+        if known.error is None:
+            break
         if known.error.name() == "TOPIC_AUTHORIZATION_FAILED":
             raise ConfigError(
                 f"This user may not read and write semel's control topic {topic} at {servers}.", remedy=ACL_REMEDY
             )
-        _create(reach, topic, min(COPIES, max(1, len(cluster.brokers))), timeout_s)
-        return
+        if _create(reach, topic, min(COPIES, max(1, len(cluster.brokers))), timeout_s):
+            return
+        # It is there, and the broker that we asked has not heard of it yet.
+        if time.monotonic() > deadline:
+            raise SinkUnavailable(
+                f"The brokers at {servers} say that the control topic {topic} is there, and do not describe it within "
+                f"{timeout_s:.0f} s."
+            )
+        time.sleep(KNOWN_PAUSE_S)
     if len(known.partitions) != PARTITIONS:
         raise ConfigError(
             f"The control topic {topic} has {len(known.partitions)} partitions and must have {PARTITIONS}.",
@@ -140,7 +150,8 @@ def _settings_of(reach: Reach, topic: str, timeout_s: float) -> dict[str, str]:
         return {name: entry.value for name, entry in found.items()}
 
 
-def _create(reach: Reach, topic: str, copies: int, timeout_s: float) -> None:
+def _create(reach: Reach, topic: str, copies: int, timeout_s: float) -> bool:
+    """False when somebody else has created it."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
@@ -152,13 +163,14 @@ def _create(reach: Reach, topic: str, copies: int, timeout_s: float) -> None:
     except KafkaException as error:
         said = error.args[0]
         if said.name() == "TOPIC_ALREADY_EXISTS":
-            return
+            return False
         settings = " ".join(f"--config {name}={value}" for name, value in chosen.items())
         raise ConfigError(
             f"semel's control topic {topic} is missing at {reach.servers} and cannot be created: {tidy(said.str())}.",
             remedy=f"Create it: kafka-topics.sh --create --topic {topic} --partitions {PARTITIONS} "
             f"--replication-factor {copies} {settings}",
         ) from None
+    return True
 
 
 # What the proof rests on --------------------------------------------------------------------------------------------
