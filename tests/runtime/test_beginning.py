@@ -15,7 +15,7 @@ from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Committable, Decided, Started
 from semel.runtime.beginning import check_beginnings
 from semel.runtime.plans import SparkPlans
-from semel.sinks.base import Sink
+from semel.sinks.base import Evidence, Mark, Sink
 from tests.planned import offsets
 
 PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
@@ -110,6 +110,35 @@ def test_an_address_that_changed_is_settled_by_markers_and_a_table_that_changed_
     with pytest.raises(Refused, match="under this name batch 0 went to"):
         world.check(semel.Sqlite("/nowhere/shop.db", "returns", name="sqlite_orders"))
     assert asked == [moved.describe()]
+
+
+@pytest.mark.parametrize("marked", [(), (0,), (1,), (0, 1)])
+def test_behind_an_address_that_changed_a_batch_that_is_not_over_needs_no_marker_yet(
+    world: World, monkeypatch: pytest.MonkeyPatch, marked: tuple[int, ...]
+) -> None:
+    """This start commits it. Of the batches before there must be one."""
+    marks = [Mark(batch, "", 0, 1, 1) for batch in marked]
+
+    def evidence(_sink: semel.Sqlite, _pipeline: PipelineId, batches: range) -> Evidence:
+        return Evidence(tuple(mark for mark in marks if mark.batch in batches))
+
+    monkeypatch.setattr(semel.Sqlite, "evidence", evidence)
+    moved = semel.Sqlite("/elsewhere/shop.db", "orders")
+    world.did(0, ORDERS, is_over=False)
+    world.check(moved)
+    world.checkpoint.create("commits/0", b"v1\n{}")
+    world.did(1, ORDERS, is_over=False)
+    if not marked:
+        with pytest.raises(Refused, match="under this name batch 1 went to"):
+            world.check(moved)
+    else:
+        world.check(moved)
+    world.checkpoint.create("commits/1", b"v1\n{}")
+    if 1 in marked:
+        world.check(moved)
+    else:
+        with pytest.raises(Refused, match="under this name batch 1 went to"):
+            world.check(moved)
 
 
 def test_a_journal_that_a_live_driver_forgets_while_we_look_refuses_nobody(

@@ -52,7 +52,7 @@ def _check_at(next_batch: int, log: DecisionLog, plans: Plans, sinks: Sequence[S
     then = _sinks_then(log, journal)
     begins_here = []
     for sink in sinks:
-        beginning = Beginning(batch, _followed_on(sink, then, pipeline, batch), sink.starts)
+        beginning = Beginning(batch, _followed_on(sink, then, pipeline, batch, is_over=batch == first), sink.starts)
         where = f"at batch {batch}{_behind(plans, batch)}"
         if refuse_beginning(beginning):
             raise _refused(sink, where, _why(sink, then, batch))
@@ -88,8 +88,11 @@ def _sinks_then(log: DecisionLog, journal: Journal) -> SinksThen | None:
     return None if decided is None else {c.sink: "" for c in decided}
 
 
-def _followed_on(sink: Sink, then: SinksThen | None, pipeline: PipelineId, batch: int) -> bool:
-    """Whether the sink is proven to have had the batch before: by our records, else by its own markers."""
+def _followed_on(sink: Sink, then: SinksThen | None, pipeline: PipelineId, batch: int, *, is_over: bool) -> bool:
+    """Whether the sink is proven to have had the batch before: by our records, else by its own markers.
+
+    Unless that batch is over, it may have no marker yet: this start commits it. Then the marker before it says enough.
+    """
     if then is not None:
         described = then.get(sink.name)
         if described is None:
@@ -99,8 +102,10 @@ def _followed_on(sink: Sink, then: SinksThen | None, pipeline: PipelineId, batch
         if not sink.is_in(described):
             return False
     # Another address for the same table, or a log that lacks the batch: if the markers are there, the rows are.
-    marks = sink.evidence(pipeline, range(batch - 1, batch)).marks
-    return any(mark.batch >= batch - 1 for mark in marks)
+    since = batch - 1 if is_over else batch - 2
+    if since < 0:
+        return True
+    return any(mark.batch >= since for mark in sink.evidence(pipeline, range(since, batch)).marks)
 
 
 def _behind(plans: Plans, batch: int) -> str:
