@@ -77,6 +77,16 @@ def both(*names: str) -> set[str]:
     return {p for name in names for p in (name, os.path.join(os.path.dirname(name), f".{os.path.basename(name)}.crc"))}
 
 
+def test_the_id_of_the_query_is_durable_before_anything_is_claimed_for_it(root: Path, syncs: Syncs) -> None:
+    put(root, "metadata")
+    with CheckpointSync(root) as sync:
+        sync.keep("metadata")
+        assert syncs.taken() == {"metadata", "."}
+        syncs.broken = "metadata"
+        with pytest.raises(OSError, match="metadata cannot be made durable"):
+            sync.keep("metadata")
+
+
 def test_a_batch_syncs_its_files_and_the_folders_of_their_names(root: Path, syncs: Syncs) -> None:
     batch(root, 0, partitions=1)
     with CheckpointSync(root, "fsync") as sync:
