@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import semel
 from semel.decisions.files import FileStore
-from semel.errors import PlanRestored
+from semel.errors import BatchFailed, PlanRestored
 from semel.runtime.runner import error_in
 from semel.runtime.spark import RunningQuery
 from tests.runtime.test_pipeline import select
@@ -80,6 +80,26 @@ def test_a_plan_that_was_put_back_behind_the_back_of_a_query_stops_it(stream: Da
     assert isinstance(found, PlanRestored), stopped
     assert "Batch 1 is decided" in found.what
     assert "Another start has put back what was decided" in found.what
+    assert scene.run() == ""
+    assert scene.rows() == [(20, 20)]
+
+
+def test_a_plan_that_is_overwritten_before_its_batch_is_written_stops_the_query(
+    stream: DataFrame, tmp_path: Path
+) -> None:
+    """Two drivers plan a batch at once, and the file of the other one has taken the place of ours."""
+    scene = Scene(stream, tmp_path)
+    store = FileStore(str(tmp_path / "c"))
+    kept: list[bytes] = []
+
+    def overwrite() -> None:
+        kept.append(store.read("offsets/0") or b"")
+        store.replace("offsets/0", kept[0].replace(b'"logOffset":0', b'"logOffset":1'))
+
+    found = error_in(scene.run(before=overwrite))
+    assert isinstance(found, BatchFailed)
+    assert found.what.startswith("Batch 0 was not begun: offsets/0 says something else than Spark has planned.")
+    store.replace("offsets/0", kept[0])
     assert scene.run() == ""
     assert scene.rows() == [(20, 20)]
 

@@ -11,7 +11,8 @@ from semel.decisions.memory import MemoryStore
 from semel.errors import CheckpointUnusable
 from semel.protocol.plans import PlannedFile, digest_of
 from semel.runtime import plans as plans_module
-from semel.runtime.plans import SparkPlans, logs_planned
+from semel.runtime.offsets import is_of_kafka, is_same_offset, logs_planned
+from semel.runtime.plans import SparkPlans
 
 
 def offsets(*sources: str) -> bytes:
@@ -67,6 +68,27 @@ def test_each_source_is_looked_at_for_itself_and_one_that_is_new_begins() -> Non
 def test_a_file_that_is_no_plan_names_no_log() -> None:
     assert logs_planned(b"", None) == []
     assert logs_planned(b"\xff\xfe", b"\xff") == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (KAFKA, KAFKA, True),
+        (KAFKA, '{"orders": {"1": 31, "0": 20}}', True),
+        (KAFKA, '{"orders":{"0":20,"1":32}}', False),
+        ("-", "-", True),
+        ("-", "17", False),
+        ("17", "18", False),
+    ],
+)
+def test_offsets_are_the_same_when_they_say_the_same(one: str, other: str, same: bool) -> None:
+    assert is_same_offset(one, other) is same
+
+
+def test_offsets_of_kafka_have_topics_with_partitions() -> None:
+    assert is_of_kafka(KAFKA)
+    assert is_of_kafka('{"logOffset":{"0":5}}')
+    assert [o for o in (lists(4), "17", "-", "{}", "[1]", "{") if is_of_kafka(o)] == []
 
 
 # What is read ---------------------------------------------------------------------------------------------------------
