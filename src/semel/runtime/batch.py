@@ -72,6 +72,9 @@ TIDY_EVERY_BATCHES = 100
 LAST_WORDS_S = 1.0
 CLOSE_S_MAX = 5.0
 
+#: By these words a query is known that only has to be started again.
+PLAN_OVERWRITTEN = "Another driver has written it meanwhile"
+
 _LOG = logging.getLogger("semel")
 T = TypeVar("T")
 
@@ -255,8 +258,8 @@ class Coordinator:
         other = [file.path for file in plan.files if in_hand.get(file.path, file.digest) != file.digest]
         if other:
             raise BatchFailed(
-                f"Batch {batch} was not begun: {', '.join(other)} says something else than Spark has planned. Another "
-                "driver has written it meanwhile.",
+                f"Batch {batch} was not begun: {', '.join(other)} says something else than Spark has planned. "
+                f"{PLAN_OVERWRITTEN}.",
                 data_now="nothing of the batch was written",
                 remedy=f"S{start_again()[1:]}: Spark then reads what is there.",
             )
