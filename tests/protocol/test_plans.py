@@ -65,12 +65,6 @@ def test_the_digest_of_a_plan_is_that_of_its_rows() -> None:
     assert digest_of(b"to 70").startswith("sha256:")
 
 
-def test_a_plan_is_whole_when_all_of_it_is_carried() -> None:
-    assert PLAN.whole
-    assert not LARGE.whole
-    assert not Plan(PLAN.files, (planned("commits/6", "done", carried=False),)).whole
-
-
 # What follows ---------------------------------------------------------------------------------------------------------
 
 

@@ -128,7 +128,6 @@ def test_files_are_carried_as_long_as_there_is_room_and_of_others_the_digest(mon
     plan = checkpoint({"offsets/0": small, "sources/0/0": large}).read(0)
     assert {file.path: file.content is not None for file in plan.files} == {"sources/0/0": True, "offsets/0": False}
     assert plan.files[1].digest == digest_of(small)
-    assert not plan.whole
 
 
 def test_exactly_four_mebibytes_are_carried_and_one_byte_more_is_not() -> None:
@@ -136,7 +135,7 @@ def test_exactly_four_mebibytes_are_carried_and_one_byte_more_is_not() -> None:
     room = limit - len(offsets(KAFKA))
     for size, carried in ((room, True), (room + 1, False)):
         plan = checkpoint({"offsets/0": offsets(KAFKA), "sources/0/0": b"x" * size}).read(0)
-        assert plan.whole is carried
+        assert [file.content is not None for file in plan.files] == [True, carried]
 
 
 def test_bytes_that_are_no_text_are_known_by_their_digest() -> None:

@@ -39,11 +39,6 @@ class Plan:
         """The same for the same rows."""
         return digest_of("\n".join(f"{file.path} {file.digest}" for file in self.files).encode())
 
-    @property
-    def whole(self) -> bool:
-        """Whether all of it can be restored."""
-        return all(file.content is not None for file in (*self.files, *self.before))
-
 
 def digest_of(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
