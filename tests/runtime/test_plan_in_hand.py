@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import semel
 from semel.decisions.files import FileStore
 from semel.errors import BatchFailed, PlanRestored
@@ -118,3 +120,32 @@ def test_the_drop_in_puts_back_the_list_of_files_and_spark_reads_it(
     (tmp_path / "in" / "009.json").rename(tmp_path / "in" / "001.json")
     assert scene.run() == ""
     assert scene.rows() == [(30, 30)]
+
+
+def test_the_plans_of_several_sources_are_put_back_together(
+    stream: DataFrame, tmp_path: Path, put: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Batch 1 has a file of each source; without its plan Spark would take the newest files along."""
+    other = tmp_path / "other"
+    other.mkdir()
+
+    def put_other(number: int) -> None:
+        (other / f"{number:03d}.json").write_text("".join(f'{{"id": {1000 + number * 10 + k}}}\n' for k in range(10)))
+
+    def run() -> None:
+        frame = stream.sparkSession.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(other))
+        writer = semel.write(stream.select("id").union(frame)).to(semel.Sqlite(str(tmp_path / "out.db"), "out"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+        writer.start().awaitTermination()
+
+    for number in (0, 1):
+        put_other(number)
+    run()
+    scene = Scene(stream, tmp_path)
+    assert scene.planned(1) == ['{"logOffset":1}', '{"logOffset":1}']
+    scene.forget("commits/1", "offsets/1", "sources/0/1", "sources/1/1")
+    put(2)
+    put_other(2)
+    run()
+    assert "sources/0/1, sources/1/1, offsets/1 put back" in caplog.text
+    assert scene.rows() == [(60, 60)]
