@@ -84,8 +84,8 @@ def _recover(
     for participant in coordinator.participants.values():
         participant.fence()
     wait(log, coordinator.context.incarnation)
-    # Only now: until here an older driver may have finished a batch.
-    plans.clean(lambda batch: effective_committables(log.journal(batch)) is not None)
+    # Only now: until here an older driver may have finished a batch. What Spark has read and runs was not torn.
+    plans.clean(lambda batch: batch == under_way or effective_committables(log.journal(batch)) is not None)
     next_batch = plans.next_batch()
     batch = first_to_run(log, next_batch)
     journal = close_open_slot(log, coordinator.attempt(batch, 0))
