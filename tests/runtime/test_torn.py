@@ -129,6 +129,13 @@ def test_plans_of_another_guarantee_are_left(root: Path) -> None:
     assert drop_torn(root, below()) == []
 
 
+def test_behind_a_torn_plan_that_is_done_nothing_is_dropped(root: Path) -> None:
+    """A checkpoint of plain Spark, whose old lists are cleaned: which of the others are done cannot be read any more."""
+    put(root / "offsets" / "2", PLAN % 2, 5)
+    (root / "sources" / "0" / "0").unlink()
+    assert drop_torn(root, below()) == []
+
+
 def test_a_plan_without_the_one_before_it_is_left(root: Path) -> None:
     """Spark stops there. Without any plan it would begin with batch 0 again."""
     for n in range(3):

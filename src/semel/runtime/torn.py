@@ -60,9 +60,12 @@ def _torn_plans(root: Path, is_decided: Callable[[int], bool]) -> Iterator[Path]
     """
     plans = _newest(root / "offsets")
     undecided = plans.pop() if plans and not (is_decided(plans[-1][0]) or _is_done(root, plans[-1][0])) else None
-    settled, before = (plans[-1][0], plans[-1][1].read_bytes()) if plans else (-1, None)
+    settled = plans[-1][0] if plans else -1
     if is_decided(settled + 1) or (undecided is not None and undecided[0] != settled + 1):
         return
+    if plans and not is_whole_log(plans[-1][1]):
+        return  # Spark refuses it, and without it nobody can say which lists are done
+    before = plans[-1][1].read_bytes() if plans else None
     planned = undecided[1].read_bytes() if undecided is not None else None
     lost = {path for folder in _folders(root / "sources") for path in _torn_entries(folder, before, planned)}
     yield from sorted(lost)
