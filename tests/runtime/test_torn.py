@@ -130,7 +130,7 @@ def test_plans_of_another_guarantee_are_left(root: Path) -> None:
 
 
 def test_behind_a_torn_plan_that_is_done_nothing_is_dropped(root: Path) -> None:
-    """A checkpoint of plain Spark, whose old lists are cleaned: which of the others are done cannot be read any more."""
+    """Plain Spark wrote it, and its old lists are cleaned: which of the others are done cannot be read any more."""
     put(root / "offsets" / "2", PLAN % 2, 5)
     (root / "sources" / "0" / "0").unlink()
     assert drop_torn(root, below()) == []
