@@ -17,7 +17,7 @@ from semel.runtime.offsets import COMPACTED, commits_of, logs_planned, number_of
 from semel.runtime.torn import drop_torn
 
 #: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka
-#: partitions are 20 KB, a list of ten thousand input files is 1.5 MB.
+#: partitions are 20 KB, a list of ten thousand input files is 1.5 MB; every tenth list has all files ever read.
 CARRIED_BYTES_MAX = 4 * 1024 * 1024
 
 _IS_COMPACTED = re.compile(rf"\d+{re.escape(COMPACTED)}")
