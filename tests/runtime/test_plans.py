@@ -126,8 +126,8 @@ def test_files_are_carried_as_long_as_there_is_room_and_of_others_the_digest(mon
     monkeypatch.setattr(plans_module, "CARRIED_BYTES_MAX", 100)
     large, small = b"x" * 90, offsets("17")
     plan = checkpoint({"offsets/0": small, "sources/0/0": large}).read(0)
-    assert {file.path: file.content is not None for file in plan.files} == {"sources/0/0": True, "offsets/0": False}
-    assert plan.files[1].digest == digest_of(small)
+    assert {file.path: file.content is not None for file in plan.files} == {"sources/0/0": False, "offsets/0": True}
+    assert [file.digest for file in plan.files] == [digest_of(large), digest_of(small)]
 
 
 def test_exactly_four_mebibytes_are_carried_and_one_byte_more_is_not() -> None:
@@ -135,7 +135,7 @@ def test_exactly_four_mebibytes_are_carried_and_one_byte_more_is_not() -> None:
     room = limit - len(offsets(KAFKA))
     for size, carried in ((room, True), (room + 1, False)):
         plan = checkpoint({"offsets/0": offsets(KAFKA), "sources/0/0": b"x" * size}).read(0)
-        assert [file.content is not None for file in plan.files] == [True, carried]
+        assert [file.content is not None for file in plan.files] == [carried, True]
 
 
 def test_bytes_that_are_no_text_are_known_by_their_digest() -> None:

@@ -102,8 +102,10 @@ class SparkPlans:
         logs = list(self._logs_of_sources(batch, content))
         before = self.checkpoint.read(commits_of(batch - 1)) if batch else None
         carry = _Carrier()
-        files = tuple(carry(path, text) for path, text in [*logs, (offsets_of(batch), content)])
-        return Plan(files, () if before is None else (carry(commits_of(batch - 1), before),))
+        # What is small and always needed comes first.
+        offsets = carry(offsets_of(batch), content)
+        done = () if before is None else (carry(commits_of(batch - 1), before),)
+        return Plan((*(carry(path, text) for path, text in logs), offsets), done)
 
     def _logs_of_sources(self, batch: int, content: bytes) -> Iterator[tuple[str, bytes]]:
         earlier = self.checkpoint.read(offsets_of(batch - 1)) if batch else None
