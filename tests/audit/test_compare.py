@@ -384,6 +384,27 @@ def test_a_batch_whose_offsets_are_not_what_was_decided_is_told(
     assert finding.evidence == 'offsets/0 is not as it was decided: {"orders":{"0":10}}'
 
 
+@pytest.mark.parametrize(
+    ("next_batch", "found", "told"),
+    [
+        (0, {}, [("forgotten", "it is decided, and there is no sources/0/0")]),
+        (1, {}, []),
+        (0, {"sources/0/0": digest_of(b"x")}, [("forgotten", "sources/0/0 is not as it was decided: a.json")]),
+        (1, {"sources/0/0": digest_of(b"x")}, [("replanned", "sources/0/0 is not as it was decided: a.json")]),
+        (1, {"sources/0/0": digest_of(b"v1\na.json")}, []),
+    ],
+)
+def test_lists_of_files_that_are_not_what_was_decided_are_told(
+    next_batch: int, found: dict[str, str], told: list[tuple[str, str]]
+) -> None:
+    offsets = planned(0, '{"logOffset":0}').files[0]
+    plan = Plan((PlannedFile("sources/0/0", digest_of(b"v1\na.json"), "v1\na.json"), offsets))
+    decision = replace(decided(0, whole("a", 0)), plan=plan)
+    batch = BatchFacts(0, journal=(decision,), offsets=offsets.digest, lists=found)
+    audit = compare(facts([sink("a", mark(0))], batch, next_batch=next_batch))
+    assert [(f.kind, f.evidence) for f in audit.findings if f.kind != "in flight"] == told
+
+
 def test_offsets_that_are_what_was_decided_and_decisions_without_a_plan_are_not_told() -> None:
     plan = planned(0, "v1")
     for decision in (replace(decided(0, whole("a", 0)), plan=plan), decided(0, whole("a", 0))):

@@ -71,6 +71,37 @@ def test_a_missing_plan_is_restored_from_the_decision_with_the_log_of_the_file_s
     assert life.batches("forwarded") == [1]
 
 
+def test_another_plan_that_nobody_has_used_is_overwritten_with_what_was_decided(make_game: Callable[..., Game]) -> None:
+    """It lists another file than the one whose rows were decided."""
+    game = make_game(sink="both", batches=3)
+    late = game.batches * game.rows
+    assert game.live("batch.decided@2").killed
+    put_in_between(game, after=1)
+    entry = game.checkpoint / "sources" / "0" / "1"
+    other = entry.read_text().replace("00001.json", "late.json")
+    forget(game.checkpoint, "sources/0/1", checksums=True)
+    entry.write_text(other)
+    life = game.live()
+    require_all(game, life, late)
+    assert life.batches("forwarded") == [1]
+    assert "its plan said something else than was decided: sources/0/1 put back" in life.stderr
+
+
+@pytest.mark.parametrize("lost", [("3",), ("2", "3")])
+def test_lists_of_files_of_batches_that_are_over_are_put_back(
+    make_game: Callable[..., Game], lost: tuple[str, ...]
+) -> None:
+    """A copy whose `sources` are older than its `offsets`: Spark says only that a batch does not exist."""
+    game = make_game(sink="both", batches=4)
+    late = game.batches * game.rows
+    assert game.live().returncode == 0
+    forget(game.checkpoint, *(f"sources/0/{name}" for name in lost))
+    put_in_between(game, after=9)
+    life = game.live()
+    require_all(game, life, late)
+    assert life.batches("committed") == [4]
+
+
 def test_with_the_drop_in_the_plan_is_put_back_and_the_next_start_goes_on(make_game: Callable[..., Game]) -> None:
     """Spark has planned the batch over another file by then."""
     game = make_game(sink="both", batches=3)
@@ -124,7 +155,7 @@ def test_a_batch_that_somebody_has_finished_over_other_rows_is_refused_in_three_
     what, now, todo = life.error.splitlines()
     assert what == (
         "Batch 1 was decided for other rows than the checkpoint says, and somebody has gone on from there "
-        '(commits/1 is there). Decided: {"logOffset":1}; planned now: {"logOffset":0}; not as decided: offsets/1.'
+        '(offsets/2 is there). Decided: {"logOffset":1}; planned now: {"logOffset":0}; not as decided: offsets/1.'
     )
     assert "rows between the two plans may be in no sink" in now
     assert "Restore the checkpoint folder" in todo
@@ -143,28 +174,48 @@ def test_a_checksum_without_its_file_does_not_keep_a_pipeline_from_planning(make
 # Kafka to Kafka and databases -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["missing", "different", "copied"])
+@pytest.mark.parametrize("form", ["missing", "different"])
 def test_rows_that_arrive_after_the_decision_are_in_every_sink_once(
-    make_stores_game: Callable[..., StoresGame], tmp_path: Path, form: str
+    make_stores_game: Callable[..., StoresGame], form: str
 ) -> None:
     """The finding: killed when the first batch is decided; its plan is lost; as many rows again arrive."""
     game = make_stores_game(batches=1)
-    assert game.live("batch.began").killed
-    copy = tmp_path / "copy"
-    game.copy_checkpoint(copy)
     assert game.live("batch.decided").killed
     game.deal(1)
     if form == "missing":
         forget(game.checkpoint, "offsets/0", "sources/0/0")
-    elif form == "copied":
-        # The copy was taken before the batch was planned, and the log is newer than it.
-        for name in ("offsets", "sources", "commits"):
-            shutil.rmtree(game.checkpoint / name, ignore_errors=True)
-        forget(game.checkpoint, "metadata")
     else:
         _plan_both(game.checkpoint / "offsets" / "0", game)
+    require_all_forwarded(game, 0)
+
+
+@pytest.mark.parametrize("keeps_id", [True, False])
+def test_a_copy_that_was_taken_while_a_batch_was_decided_has_every_row_once(
+    make_stores_game: Callable[..., StoresGame], tmp_path: Path, keeps_id: bool
+) -> None:
+    """Spark's files are copied while batch 0 is over and batch 1 is not planned, `semel/` when batch 1 is decided."""
+    game = make_stores_game(batches=1)
+    assert game.live("batch.committed").killed
+    copy = tmp_path / "copy"
+    game.copy_checkpoint(copy)
+    game.deal(1)
+    assert game.live("batch.decided").killed
+    assert (game.checkpoint / "offsets" / "1").is_file()
+    for name in ("offsets", "sources", "commits"):
+        shutil.rmtree(game.checkpoint / name)
+        if (copy / name).is_dir():
+            shutil.copytree(copy / name, game.checkpoint / name)
+    assert not (game.checkpoint / "offsets" / "1").exists()
+    if not keeps_id:
+        forget(game.checkpoint, "metadata")
+    game.deal(1)
+    require_all_forwarded(game, 1)
+
+
+def require_all_forwarded(game: StoresGame, batch: int) -> None:
+    """All that has arrived would be one batch, were it planned anew."""
     life = game.require_good_end(game.live(rows_per_batch=ALL_ROWS))
-    assert life.batches("forwarded") == [0]
+    assert life.batches("forwarded") == [batch]
     assert game.committed() == game.dealt
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from semel.decisions.stores import open_store
 from tests.e2e.game import Game
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 POINTS = ("startup.claimed@1", "batch.prepared@2", "log.written@5", "batch.decided@2", "batch.committed@2")
 
@@ -20,3 +25,22 @@ def test_kills_with_the_checkpoint_on_hdfs(make_game: Callable[..., Game], hdfs_
     assert game.committed() == game.batches
     assert game.staged() == []
     assert not game.checkpoint.exists()
+
+
+def test_a_plan_that_hdfs_has_lost_is_put_back(
+    make_game: Callable[..., Game], hdfs_uri: str, spark: SparkSession
+) -> None:
+    game = make_game(batches=4, checkpoint=f"{hdfs_uri}/checkpoints/forgotten")
+    assert game.live("batch.decided@2").killed
+    store = open_store(spark, game.setup.checkpoint)
+    lost = ("offsets/1", "sources/0/1", "commits/0")
+    decided = {path: store.read(path) for path in lost}
+    assert None not in decided.values()
+    for path in lost:
+        store.delete(path)
+    assert game.live("startup.restored@3").killed
+    assert {path: store.read(path) for path in lost} == decided
+    life = game.live()
+    assert life.returncode == 0, life
+    assert life.batches("forwarded") == [1]
+    assert game.committed() == game.batches

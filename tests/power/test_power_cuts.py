@@ -72,6 +72,17 @@ def test_power_cuts_lose_and_double_nothing(
     assert play(games[0], cuts, seed=1) >= 4
 
 
+def test_power_cuts_of_the_drop_in_leave_a_query_that_can_be_started_again(
+    disk: PowerDisk, games: list[PowerGame]
+) -> None:
+    """Spark wrote the id of the query, and never synced it: with another one the log would be somebody else's."""
+    points = ("startup.claimed@1", "batch.staged@1", "batch.decided@2", "batch.committed@2")
+    game = power_game(disk, 2 * len(points), drop_in=True)
+    games.append(game)
+    assert play(game, [(point, "all") for point in points], seed=1) == len(points)
+    assert not any(path.endswith("/metadata") for loss in game.losses for path in loss.gone)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(

@@ -18,8 +18,13 @@ from semel.protocol.plans import (
     PlannedFile,
     compare,
     digest_of,
+    first_batch,
+    gone_on_from,
+    is_read_at_start,
+    next_batch_of,
     resolve_plan,
     undecided_gap,
+    what_is_read,
 )
 from semel.protocol.recovery import decided_plan
 
@@ -58,12 +63,6 @@ def test_the_digest_of_a_plan_is_that_of_its_rows() -> None:
     others.append(Plan((planned("sources/1/7", "files"), PLAN.files[1])))
     assert len({plan.digest for plan in (PLAN, *others)}) == 4
     assert digest_of(b"to 70").startswith("sha256:")
-
-
-def test_a_plan_is_whole_when_all_of_it_is_carried() -> None:
-    assert PLAN.whole
-    assert not LARGE.whole
-    assert not Plan(PLAN.files, (planned("commits/6", "done", carried=False),)).whole
 
 
 # What follows ---------------------------------------------------------------------------------------------------------
@@ -110,6 +109,42 @@ def test_another_plan_that_somebody_has_gone_on_from_is_refused(under_way: bool)
 
 def test_what_was_not_carried_does_not_matter_while_it_is_there() -> None:
     assert resolve_plan(PlanFacts(LARGE, missing=["offsets/7"])) is PlanAction.RESTORE
+
+
+# Which batch comes next ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("newest_done", "newest_planned", "following"),
+    [(-1, -1, 0), (-1, 0, 0), (4, 4, 5), (4, 5, 5), (2, 5, 5), (7, 5, 8)],
+)
+def test_what_is_planned_implies_that_what_came_before_is_done(
+    newest_done: int, newest_planned: int, following: int
+) -> None:
+    assert next_batch_of(newest_done, newest_planned) == following
+
+
+@pytest.mark.parametrize(
+    ("next_batch", "decided", "first"), [(5, [], 5), (5, [3, 4], 5), (5, [5], 5), (5, [5, 6, 7], 7)]
+)
+def test_spark_goes_on_with_the_newest_that_is_decided(next_batch: int, decided: list[int], first: int) -> None:
+    assert first_batch(next_batch, decided) == first
+
+
+def test_spark_reads_the_newest_plan_and_the_one_before() -> None:
+    assert [b for b in range(9) if is_read_at_start(b, 7, is_planned=True)] == [6, 7, 8]
+    assert [b for b in range(9) if is_read_at_start(b, 7, is_planned=False)] == [5, 6, 7, 8]
+
+
+def test_somebody_has_gone_on_when_the_batch_is_done_or_the_next_one_planned() -> None:
+    assert gone_on_from(7, 8, is_next_planned=False) == "commits/7"
+    assert gone_on_from(7, 8, is_next_planned=True) == gone_on_from(7, 7, is_next_planned=True) == "offsets/8"
+    assert gone_on_from(7, 7, is_next_planned=False) == ""
+
+
+def test_of_a_batch_that_is_over_the_offsets_are_read() -> None:
+    assert what_is_read(PLAN, is_over=True) == Plan((PLAN.files[1],))
+    assert what_is_read(PLAN, is_over=False) == PLAN
 
 
 # Gaps -----------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from semel.protocol.recovery import (
     Run,
     StandDown,
     Unclear,
+    closes_behind,
+    closes_slots,
     effective_committables,
     resolve_batch,
     resolve_leftover,
@@ -197,3 +199,13 @@ def test_a_branch_that_was_mended_away_is_aborted() -> None:
     journal = (decision(0, "orders"), decision(1, "orders", mends=True))
     assert fate(branch(0), *journal) is Fate.ABORT
     assert fate(branch(1), *journal) is Fate.KEEP
+
+
+def test_the_first_incarnation_closes_nothing() -> None:
+    assert [closes_slots(incarnation) for incarnation in (1, 2, 9)] == [False, True, True]
+
+
+def test_the_slot_behind_is_closed_when_something_of_its_batch_is_staged() -> None:
+    assert closes_behind(7, {6, 7, 8})
+    assert not closes_behind(7, {6, 7, 9})
+    assert not closes_behind(7, ())

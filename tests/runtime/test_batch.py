@@ -111,6 +111,34 @@ def test_a_decided_batch_is_committed_forward_and_not_staged() -> None:
     assert a.calls == b.calls == ["commit 0"]
 
 
+def test_a_batch_whose_plan_somebody_else_has_written_is_not_begun() -> None:
+    """The decision would say that its rows follow from a plan of which Spark has not read a word."""
+    a, b = Scripted("a"), Scripted("b")
+    c = coordinator(a, b)
+    c.in_hand = lambda: {"offsets/4": "in memory: another"}
+    with pytest.raises(BatchFailed) as caught:
+        c.exactly_once(4, stage)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what.startswith("Batch 4 was not begun: offsets/4 says something else than Spark has planned.")
+    assert data_now == "  the data now: nothing of the batch was written"
+    assert remedy.startswith("  what to do: Start the pipeline again")
+    assert a.calls == b.calls == []
+    assert c.log is not None
+    assert c.log.journal(4) == ()
+
+
+def test_what_spark_wrote_is_durable_before_each_decision() -> None:
+    """A mend runs the tasks again, and they write the state of the batch anew."""
+    c = coordinator(Scripted("a"), Scripted("b", [Outcome.GONE]))
+    assert c.log is not None
+    log, seen = c.log, []
+    c.plans = plans()
+    c.plans.make_durable = lambda batch: seen.append((batch, len(log.journal(batch))))
+    c.exactly_once(4, stage)
+    assert seen == [(4, 0), (4, 1)]
+    assert len(log.journal(4)) == 2
+
+
 def test_if_one_sink_cannot_prepare_none_commits() -> None:
     a, b = Scripted("a"), Scripted("b", refuses=ValueError("no room"))
     c = coordinator(a, b)

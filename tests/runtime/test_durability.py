@@ -6,11 +6,17 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import semel
+from semel.decisions.files import FileStore
+from semel.errors import ConfigError
 from semel.runtime import durability
-from semel.runtime.durability import CheckpointSync, may_sync_whole
+from semel.runtime.durability import NOT_PROMISED, OPTION, CheckpointSync, may_sync_whole, power_loss_safe
+from semel.runtime.plans import SparkPlans
 
 
 class Syncs:
@@ -75,6 +81,43 @@ def batch(root: Path, n: int, partitions: int = 0, kind: str = "delta") -> None:
 def both(*names: str) -> set[str]:
     """A file and its checksum."""
     return {p for name in names for p in (name, os.path.join(os.path.dirname(name), f".{os.path.basename(name)}.crc"))}
+
+
+@pytest.mark.parametrize(("said", "safe"), [({}, True), ({OPTION: "TRUE"}, True), ({OPTION: False}, False)])
+def test_a_pipeline_outlives_power_cuts_unless_it_says_no(said: dict[str, object], safe: bool) -> None:
+    assert power_loss_safe(said) is safe
+
+
+def test_an_option_that_is_neither_yes_nor_no_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"semel\.powerLossSafe is 'maybe'") as caught:
+        power_loss_safe({OPTION: "Maybe"})
+    assert caught.value.remedy == "Set semel.powerLossSafe to true, which is the default, or to false."
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_who_turns_it_off_is_told_what_is_not_promised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, safe: bool
+) -> None:
+    (tmp_path / "metadata").write_bytes(b"{}")
+    function = semel.sink(semel.Sqlite(str(tmp_path / "out.db"), "out"), power_loss_safe=safe)
+    plans = SparkPlans(FileStore(tmp_path))
+    checkpoint: Any = SimpleNamespace(
+        store=plans.checkpoint, plans=plans, keep_query_id=lambda sync: sync.keep("metadata")
+    )
+    spark: Any = None
+    function._keep_through_power_loss(spark, checkpoint)
+    assert caplog.messages == ([] if safe else [NOT_PROMISED])
+    assert hasattr(plans.make_durable, "__self__") is safe
+
+
+def test_the_id_of_the_query_is_durable_before_anything_is_claimed_for_it(root: Path, syncs: Syncs) -> None:
+    put(root, "metadata")
+    with CheckpointSync(root) as sync:
+        sync.keep("metadata")
+        assert syncs.taken() == {"metadata", "."}
+        syncs.broken = "metadata"
+        with pytest.raises(OSError, match="metadata cannot be made durable"):
+            sync.keep("metadata")
 
 
 def test_a_batch_syncs_its_files_and_the_folders_of_their_names(root: Path, syncs: Syncs) -> None:

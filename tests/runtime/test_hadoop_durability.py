@@ -30,6 +30,16 @@ def test_a_cluster_that_does_not_sync_is_warned_of(spark: SparkSession, hdfs_uri
     assert said.startswith(f"A power cut of the cluster may lose what Spark wrote to {hdfs_uri}/checkpoint")
 
 
+def test_a_mount_point_is_followed_to_the_cluster_behind_it(spark: SparkSession, hdfs_uri: str) -> None:
+    setting = "fs.viewfs.mounttable.asked.link./data"
+    spark.conf.set(setting, f"{hdfs_uri}/")
+    try:
+        said = hadoop_durability_warning(spark, "viewfs://asked/data/checkpoint")
+    finally:
+        spark.conf.unset(setting)
+    assert f"{SETTING} is false on 127.0.0.1:" in said
+
+
 def test_of_a_cluster_that_syncs_nothing_is_said(spark: SparkSession, syncing_hdfs_uri: str) -> None:
     assert hadoop_durability_warning(spark, f"{syncing_hdfs_uri}/checkpoint") == ""
 

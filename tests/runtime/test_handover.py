@@ -18,9 +18,10 @@ import pytest
 import semel
 from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
 from semel.decisions.memory import MemoryStore
-from semel.errors import Fenced, SemelError
-from semel.runtime.batch import Report
+from semel.errors import BatchFailed, Fenced, PlanRestored, SemelError
+from semel.runtime.batch import PLAN_OVERWRITTEN, Report
 from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
+from semel.runtime.restore import restored
 from semel.runtime.runner import Happening, Run, StopSignals, exit_code, watch
 
 if TYPE_CHECKING:
@@ -169,8 +170,13 @@ def test_a_query_that_lost_a_race_for_a_file_of_the_checkpoint_is_started_again(
 LOST = "[STREAM_FAILED] Query terminated: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
 
 
-def lost(newer: Fenced | None, begun: list[int]) -> Run:
-    query = SimpleNamespace(isActive=False, exception=lambda: LOST)
+RESTORED = f"[STREAM_FAILED] Query terminated: semel.errors.PlanRestored: {restored(7, [])}"
+NOT_BEGUN = BatchFailed(f"Batch 7 was not begun: {PLAN_OVERWRITTEN}.")
+OVERWRITTEN = f"[STREAM_FAILED] Query terminated: semel.errors.BatchFailed: {NOT_BEGUN}"
+
+
+def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Run:
+    query = SimpleNamespace(isActive=False, exception=lambda: said)
     function = SimpleNamespace(fenced=newer, find_newer=lambda: newer, end=lambda: None)
     running: Any = SimpleNamespace(query=query, function=function)
 
@@ -185,6 +191,16 @@ def test_it_is_started_again_only_so_often() -> None:
     begun, told = list[int](), list[Happening]()
     with pytest.raises(SemelError, match=r"Pipeline orders failed: .*CONCURRENT_STREAM_LOG_UPDATE"):
         watch([lost(None, begun)], StopSignals(), told.append)
+    assert len(begun) == HANDOVER.restarts
+    assert [h.event for h in told] == ["started"] * HANDOVER.restarts + ["failed"]
+
+
+@pytest.mark.parametrize(("said", "told_as"), [(RESTORED, PlanRestored), (OVERWRITTEN, BatchFailed)])
+def test_so_is_one_that_has_the_rows_of_another_plan_in_its_hands(said: str, told_as: type[SemelError]) -> None:
+    """Nothing is left to do for a person: the next start goes on from what is in the checkpoint by now."""
+    begun, told = list[int](), list[Happening]()
+    with pytest.raises(told_as):
+        watch([lost(None, begun, said)], StopSignals(), told.append)
     assert len(begun) == HANDOVER.restarts
     assert [h.event for h in told] == ["started"] * HANDOVER.restarts + ["failed"]
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import semel
 from semel.decisions.files import FileStore
-from semel.errors import PlanRestored
+from semel.errors import BatchFailed, PlanRestored
 from semel.runtime.runner import error_in
 from semel.runtime.spark import RunningQuery
 from tests.runtime.test_pipeline import select
@@ -84,6 +86,26 @@ def test_a_plan_that_was_put_back_behind_the_back_of_a_query_stops_it(stream: Da
     assert scene.rows() == [(20, 20)]
 
 
+def test_a_plan_that_is_overwritten_before_its_batch_is_written_stops_the_query(
+    stream: DataFrame, tmp_path: Path
+) -> None:
+    """Two drivers plan a batch at once, and the file of the other one has taken the place of ours."""
+    scene = Scene(stream, tmp_path)
+    store = FileStore(str(tmp_path / "c"))
+    kept: list[bytes] = []
+
+    def overwrite() -> None:
+        kept.append(store.read("offsets/0") or b"")
+        store.replace("offsets/0", kept[0].replace(b'"logOffset":0', b'"logOffset":1'))
+
+    found = error_in(scene.run(before=overwrite))
+    assert isinstance(found, BatchFailed)
+    assert found.what.startswith("Batch 0 was not begun: offsets/0 says something else than Spark has planned.")
+    store.replace("offsets/0", kept[0])
+    assert scene.run() == ""
+    assert scene.rows() == [(20, 20)]
+
+
 def test_the_drop_in_puts_back_the_list_of_files_and_spark_reads_it(
     stream: DataFrame, tmp_path: Path, put: Callable[[int], None]
 ) -> None:
@@ -98,3 +120,32 @@ def test_the_drop_in_puts_back_the_list_of_files_and_spark_reads_it(
     (tmp_path / "in" / "009.json").rename(tmp_path / "in" / "001.json")
     assert scene.run() == ""
     assert scene.rows() == [(30, 30)]
+
+
+def test_the_plans_of_several_sources_are_put_back_together(
+    stream: DataFrame, tmp_path: Path, put: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Batch 1 has a file of each source; without its plan Spark would take the newest files along."""
+    other = tmp_path / "other"
+    other.mkdir()
+
+    def put_other(number: int) -> None:
+        (other / f"{number:03d}.json").write_text("".join(f'{{"id": {1000 + number * 10 + k}}}\n' for k in range(10)))
+
+    def run() -> None:
+        frame = stream.sparkSession.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(other))
+        writer = semel.write(stream.select("id").union(frame)).to(semel.Sqlite(str(tmp_path / "out.db"), "out"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+        writer.start().awaitTermination()
+
+    for number in (0, 1):
+        put_other(number)
+    run()
+    scene = Scene(stream, tmp_path)
+    assert scene.planned(1) == ['{"logOffset":1}', '{"logOffset":1}']
+    scene.forget("commits/1", "offsets/1", "sources/0/1", "sources/1/1")
+    put(2)
+    put_other(2)
+    run()
+    assert "sources/0/1, sources/1/1, offsets/1 put back" in caplog.text
+    assert scene.rows() == [(60, 60)]

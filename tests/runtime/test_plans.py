@@ -11,7 +11,8 @@ from semel.decisions.memory import MemoryStore
 from semel.errors import CheckpointUnusable
 from semel.protocol.plans import PlannedFile, digest_of
 from semel.runtime import plans as plans_module
-from semel.runtime.plans import SparkPlans, logs_planned
+from semel.runtime.offsets import is_of_kafka, is_same_offset, logs_planned
+from semel.runtime.plans import SparkPlans
 
 
 def offsets(*sources: str) -> bytes:
@@ -69,6 +70,27 @@ def test_a_file_that_is_no_plan_names_no_log() -> None:
     assert logs_planned(b"\xff\xfe", b"\xff") == []
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (KAFKA, KAFKA, True),
+        (KAFKA, '{"orders": {"1": 31, "0": 20}}', True),
+        (KAFKA, '{"orders":{"0":20,"1":32}}', False),
+        ("-", "-", True),
+        ("-", "17", False),
+        ("17", "18", False),
+    ],
+)
+def test_offsets_are_the_same_when_they_say_the_same(one: str, other: str, same: bool) -> None:
+    assert is_same_offset(one, other) is same
+
+
+def test_offsets_of_kafka_have_topics_with_partitions() -> None:
+    assert is_of_kafka(KAFKA)
+    assert is_of_kafka('{"logOffset":{"0":5}}')
+    assert [o for o in (lists(4), "17", "-", "{}", "[1]", "{") if is_of_kafka(o)] == []
+
+
 # What is read ---------------------------------------------------------------------------------------------------------
 
 
@@ -104,9 +126,8 @@ def test_files_are_carried_as_long_as_there_is_room_and_of_others_the_digest(mon
     monkeypatch.setattr(plans_module, "CARRIED_BYTES_MAX", 100)
     large, small = b"x" * 90, offsets("17")
     plan = checkpoint({"offsets/0": small, "sources/0/0": large}).read(0)
-    assert {file.path: file.content is not None for file in plan.files} == {"sources/0/0": True, "offsets/0": False}
-    assert plan.files[1].digest == digest_of(small)
-    assert not plan.whole
+    assert {file.path: file.content is not None for file in plan.files} == {"sources/0/0": False, "offsets/0": True}
+    assert [file.digest for file in plan.files] == [digest_of(large), digest_of(small)]
 
 
 def test_exactly_four_mebibytes_are_carried_and_one_byte_more_is_not() -> None:
@@ -114,7 +135,7 @@ def test_exactly_four_mebibytes_are_carried_and_one_byte_more_is_not() -> None:
     room = limit - len(offsets(KAFKA))
     for size, carried in ((room, True), (room + 1, False)):
         plan = checkpoint({"offsets/0": offsets(KAFKA), "sources/0/0": b"x" * size}).read(0)
-        assert plan.whole is carried
+        assert [file.content is not None for file in plan.files] == [carried, True]
 
 
 def test_bytes_that_are_no_text_are_known_by_their_digest() -> None:

@@ -146,6 +146,69 @@ def test_the_offsets_are_written_last_because_spark_takes_the_batch_for_planned_
     assert written == ["sources/0/0", "offsets/0"]
 
 
+def test_offsets_that_spark_has_purged_are_left_alone() -> None:
+    """With `minBatchesToRetain` of one it keeps those of the newest planned batch and of the one before."""
+    scene = Scene(done=4, decided=4)
+    scene.files.create("offsets/5", offsets(5))
+    purged = [f"offsets/{batch}" for batch in range(4)]
+    scene.lose(*purged)
+    for under_way in (None, 5):
+        scene.start(under_way)
+        assert set(purged).isdisjoint(scene.content())
+
+
+# Lists of files -------------------------------------------------------------------------------------------------------
+
+
+class ListsScene(Scene):
+    """Batches that read one new file each; batch 4 found none. The tenth list holds all before it."""
+
+    def __init__(self, done: int, decided: int) -> None:
+        self.files, self.log = MemoryStore(), DecisionLog(MemoryStore())
+        newest = -1
+        for batch in range(decided + 1):
+            if batch != 4:
+                newest += 1
+                name = f"{newest}.compact" if newest == 9 else str(newest)
+                self.files.create(f"sources/0/{name}", f'v1\n{{"path":"{newest}.json"}}'.encode())
+            self.files.create(f"offsets/{batch}", f'v1\n{{}}\n{{"logOffset":{newest}}}'.encode())
+            self.log.append(Decided(self.attempt(batch), (), plan=self.plans.read(batch)))
+            if batch <= done:
+                self.files.create(f"commits/{batch}", b"done")
+        self.whole = self.content()
+
+
+@pytest.mark.parametrize("lost", [["sources/0/5"], ["sources/0/3", "sources/0/4", "sources/0/5"], ["sources/0/0"]])
+def test_lists_of_batches_that_are_over_are_put_back(lost: list[str]) -> None:
+    """A copy may have an older `sources/` than `offsets/`; Spark reads all lists, or says that one does not exist."""
+    scene = ListsScene(done=6, decided=6)
+    scene.lose(*lost)
+    scene.start()
+    assert scene.content() == scene.whole
+
+
+def test_a_list_that_holds_those_before_it_is_put_back_in_their_place() -> None:
+    scene = ListsScene(done=11, decided=11)
+    scene.lose(*(f"sources/0/{n}" for n in range(9)), "sources/0/10")
+    scene.start()
+    assert set(scene.whole) - set(scene.content()) == {f"sources/0/{n}" for n in range(9)}
+    scene.lose("sources/0/9.compact")
+    scene.start()
+    assert set(scene.whole) - set(scene.content()) == {f"sources/0/{n}" for n in range(9)}
+
+
+def test_a_list_that_no_decision_has_is_refused_by_name() -> None:
+    scene = ListsScene(done=6, decided=6)
+    scene.log.prune(before_batch=3)
+    scene.lose("sources/0/2", "sources/0/5")
+    with pytest.raises(PlanChanged) as caught:
+        scene.start()
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what == "Of the lists of files that were read sources/0/2 are missing, and no decision has them."
+    assert data_now.startswith("  the data now: every batch that was decided is visible once")
+    assert remedy == "  what to do: Restore the folder sources from a copy of the checkpoint, then start again."
+
+
 # When Spark has the rows already --------------------------------------------------------------------------------------
 
 
@@ -163,6 +226,15 @@ def test_with_the_rows_of_another_plan_in_its_hands_the_query_must_start_again(o
     assert remedy.startswith("  what to do: Start the pipeline again")
     assert scene.content() == scene.whole
     scene.start(under_way=5)
+
+
+def test_a_commit_that_is_missing_is_not_told_as_other_rows() -> None:
+    scene = Scene(done=4, decided=5)
+    scene.lose("commits/4")
+    with pytest.raises(PlanRestored) as caught:
+        scene.start(under_way=5)
+    assert caught.value.what == "Batch 5 is decided, and the checkpoint had lost commits/4, which is put back."
+    assert scene.content() == scene.whole
 
 
 def test_a_query_that_began_with_a_batch_behind_the_newest_decision_must_start_again() -> None:

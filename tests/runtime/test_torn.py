@@ -94,6 +94,68 @@ def test_an_entry_that_was_compacted_is_not_missing(root: Path) -> None:
     assert drop_torn(root, below(0, 1, 2)) == []
 
 
+def test_lists_have_numbers_of_their_own(root: Path) -> None:
+    """A batch without new files has no list: the torn one of an undecided batch has the number of a decided one."""
+    for n in (1, 2):
+        put(root / "offsets" / str(n), PLAN % 0)
+        (root / "sources" / "0" / str(n + 1)).unlink()
+    put(root / "offsets" / "3", PLAN % 1)
+    put(root / "sources" / "0" / "1", ENTRY % (1, 1), 10)
+    assert drop_torn(root, below(0, 1, 2)) == ["sources/0/1", "offsets/3"]
+
+
+def test_a_list_behind_a_missing_one_is_of_no_use(root: Path) -> None:
+    """Two attempts at batch 3 made lists 3 and 4, and the name of list 3 is lost: Spark would stop there."""
+    put(root / "offsets" / "3", PLAN % 4)
+    put(root / "sources" / "0" / "4", ENTRY % (4, 4))
+    assert drop_torn(root, below(0, 1, 2)) == []
+    (root / "sources" / "0" / "3").unlink()
+    assert drop_torn(root, below(0, 1, 2)) == ["sources/0/4", "offsets/3"]
+
+
+def test_lists_that_only_the_log_knows_as_decided_are_left(root: Path) -> None:
+    """A copy whose offsets are older than its sources: the decisions put back what is missing between them."""
+    (root / "offsets" / "3").unlink()
+    put(root / "sources" / "0" / "5", ENTRY % (5, 5))
+    assert drop_torn(root, below(0, 1, 2, 3)) == []
+
+
+def test_plans_of_another_guarantee_are_left(root: Path) -> None:
+    """Their batches are done, although no decision knows them. Spark reads the last two, and cleans old lists."""
+    for n in (0, 1):
+        (root / "sources" / "0" / str(n)).unlink()
+    put(root / "offsets" / "1", PLAN % 1, 5)
+    put(root / "commits" / "3", COMMIT)
+    assert drop_torn(root, below()) == []
+
+
+def test_behind_a_torn_plan_that_is_done_nothing_is_dropped(root: Path) -> None:
+    """Plain Spark wrote it, and its old lists are cleaned: which of the others are done cannot be read any more."""
+    put(root / "offsets" / "2", PLAN % 2, 5)
+    (root / "sources" / "0" / "0").unlink()
+    assert drop_torn(root, below()) == []
+
+
+def test_a_plan_without_the_one_before_it_is_left(root: Path) -> None:
+    """Spark stops there. Without any plan it would begin with batch 0 again."""
+    for n in range(3):
+        (root / "offsets" / str(n)).unlink()
+    put(root / "offsets" / "3", PLAN % 3, 5)
+    assert drop_torn(root, below()) == []
+
+
+def test_the_first_plan_of_kafka_goes_when_it_is_not_known_where_the_source_began(tmp_path: Path) -> None:
+    """Spark would ask again where to begin, and might go on from the newest record."""
+    put(tmp_path / "offsets" / "0", b'v1\n{"batchWatermarkMs":0}\n{"logOffset":{"0":5}}')
+    assert drop_torn(tmp_path, below(0)) == []
+    assert drop_torn(tmp_path, below()) == ["offsets/0"]
+
+
+def test_a_source_that_keeps_nothing_lacks_nothing(tmp_path: Path) -> None:
+    put(tmp_path / "offsets" / "0", b'v1\n{"batchWatermarkMs":0}\n17')
+    assert drop_torn(tmp_path, below()) == []
+
+
 def test_the_start_of_a_kafka_source_is_dropped_only_with_the_first_plan(tmp_path: Path) -> None:
     put(tmp_path / "offsets" / "0", b'v1\n{"batchWatermarkMs":0}\n{"in":{"0":5}}')
     put(tmp_path / "sources" / "0" / "0", KAFKA_START)

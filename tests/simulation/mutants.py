@@ -249,7 +249,7 @@ def what_is_staged_behind_a_decided_batch_looks_rolled_back(patch: pytest.Monkey
 
 
 def what_is_staged_behind_a_decided_batch_is_left(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(startup, "_close_what_is_staged_behind", lambda *_: ())
+    patch.setattr(startup, "closes_behind", lambda *_: False)
 
 
 # In a sink ------------------------------------------------------------------------------------------------------------

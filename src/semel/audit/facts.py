@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from semel.protocol.events import Journal
 from semel.sinks.base import Evidence
@@ -32,7 +32,8 @@ class Range:
 class BatchFacts:
     """A batch of which Spark has offsets/N. `unreadable` is why its journal could not be read.
 
-    `offsets` is the digest of offsets/N, empty where it was not read.
+    `offsets` is the digest of offsets/N, empty where it was not read. `lists` are those of the entries in its sources'
+    logs that its decision names, by path, as they are now; what is not there is left out.
     """
 
     number: int
@@ -40,6 +41,7 @@ class BatchFacts:
     journal: Journal = ()
     unreadable: str = ""
     offsets: str = ""
+    lists: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

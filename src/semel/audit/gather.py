@@ -79,7 +79,8 @@ def _with_batches(facts: Facts, checkpoint: Checkpoint) -> Facts:
         if before is None and batch > 0:
             before = checkpoint.offsets(batch - 1)
         digest = "" if log is None else digest_of(log)
-        found.append(BatchFacts(batch, ranges.of(batch, log, before), journal, unreadable, digest))
+        lists = _lists(checkpoint, journal)
+        found.append(BatchFacts(batch, ranges.of(batch, log, before), journal, unreadable, digest, lists))
         before = log
     everything = [int(name) for name in checkpoint.store.list("offsets") if name.isdigit()]
     return replace(
@@ -88,9 +89,17 @@ def _with_batches(facts: Facts, checkpoint: Checkpoint) -> Facts:
         kept_from=kept_from(facts.next_batch - 1),
         kept_from_later=kept_from(max(everything, default=-1)),
         left_out=len([batch for batch in everything if found and batch < found[0].number]),
-        forgotten=_forgotten(checkpoint, max([facts.next_batch - 1, *everything])),
+        forgotten=_forgotten(checkpoint, max(everything, default=-1)),
         kafka_source=ranges.saw_kafka,
     )
+
+
+def _lists(checkpoint: Checkpoint, journal: Journal) -> dict[str, str]:
+    """What the sources have logged of a batch, of that which its decision names."""
+    plan = next((record.plan for record in read_decision(journal).chain), None)
+    paths = [file.path for file in plan.files if file.path.startswith("sources/")] if plan is not None else []
+    found = {path: checkpoint.store.read(path) for path in paths}
+    return {path: digest_of(content) for path, content in found.items() if content is not None}
 
 
 def _forgotten(checkpoint: Checkpoint, newest: int) -> list[int]:

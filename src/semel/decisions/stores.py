@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 # wasb (AzureNativeFileSystemStore.rename).
 ATOMIC_SCHEMES = frozenset({"hdfs", "abfs", "abfss"})
 _LOCAL = "file"
-_MOUNTS = "viewfs"
+MOUNTS = "viewfs"
 
 
 def open_store(spark: SparkSession, location: str) -> RecordStore:
     """The store for a folder, given as a path or a URI as Spark itself reads it. Refuses what cannot decide safely."""
     path = jvm_of(spark).org.apache.hadoop.fs.Path(location)
     scheme = path.toUri().getScheme() or _default_scheme(spark)
-    if scheme not in ATOMIC_SCHEMES | {_LOCAL, _MOUNTS}:
+    if scheme not in ATOMIC_SCHEMES | {_LOCAL, MOUNTS}:
         raise _refused(location, scheme)
     try:
         with java_errors_as_os_errors("open", location):
@@ -40,7 +40,7 @@ def _open(spark: SparkSession, location: str, path: Any, scheme: str) -> RecordS
         # Never through Hadoop: its local rename looks whether the name exists and then renames, which is two steps,
         # and two drivers could take both. FileStore links, which is one.
         return FileStore(qualified.toUri().getPath())
-    behind = _scheme_behind(file_system, qualified) if scheme == _MOUNTS else scheme
+    behind = str(path_behind(file_system, qualified).toUri().getScheme()) if scheme == MOUNTS else scheme
     if behind not in ATOMIC_SCHEMES:
         raise _refused(location, behind)
     return HadoopStore(spark, qualified.toString())
@@ -51,11 +51,11 @@ def _default_scheme(spark: SparkSession) -> str:
     return str(jvm_of(spark).org.apache.hadoop.fs.FileSystem.getDefaultUri(hadoop_conf(spark)).getScheme())
 
 
-def _scheme_behind(file_system: Any, path: Any) -> str:
-    """The scheme that a mount point leads to. Only what exists can be resolved, so the nearest folder that does is."""
+def path_behind(file_system: Any, path: Any) -> Any:
+    """Where a mount point leads to. Only what exists can be resolved, so the nearest folder that does is."""
     while path.getParent() is not None and not file_system.exists(path):
         path = path.getParent()
-    return str(file_system.resolvePath(path).toUri().getScheme())
+    return file_system.resolvePath(path)
 
 
 def _refused(location: str, scheme: str) -> Refused:

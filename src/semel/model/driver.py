@@ -55,7 +55,7 @@ from semel.protocol.events import (
     PrepareFailed,
     Superseded,
 )
-from semel.protocol.recovery import Fate
+from semel.protocol.recovery import Fate, closes_behind, closes_slots
 from semel.protocol.states import FINAL, Action, State
 from semel.protocol.step import ProtocolError
 from semel.runtime.batch import Limits
@@ -113,7 +113,7 @@ class DriverSteps(PlanSteps):
         world, d = self.turned_to(world, d, first)
         journal = read_journal(world.journals[d.batch])
         label = ("read", d.incarnation, d.batch, len(journal))
-        if d.incarnation == 1:
+        if not closes_slots(d.incarnation):
             return [self.after_close(label, world, d, d._replace(journal=journal))]
         return [(label, with_driver(world, d, d._replace(at="close", journal=journal)))]
 
@@ -137,11 +137,11 @@ class DriverSteps(PlanSteps):
     def after_close(self, label: Label, world: World, old: Driver, d: Driver) -> tuple[Label, World]:
         """Refuse a checkpoint that is older than a store; then make it say what was decided."""
         is_decided = self.rules.effective(d.journal, d.batch) is not None
-        staged = max((unpack(b).batch for branches in d.listing for b in branches), default=-1)
-        if self.rules.rolled_back(d.newest_mark - 1, staged, d.batch, is_decided):
+        staged = {unpack(b).batch for branches in d.listing for b in branches}
+        if self.rules.rolled_back(d.newest_mark - 1, max(staged, default=-1), d.batch, is_decided):
             return ("start_refused", d.incarnation, d.batch), without_driver(world, old)
         d = d._replace(k=0, journal=(), closed=d.journal)
-        if staged > d.batch:
+        if closes_behind(d.batch, staged):
             return label, with_driver(world, old, d._replace(at="close_next"))
         return label, with_driver(world, old, self.closed(d))
 

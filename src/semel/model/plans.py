@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from semel.model.rules import Rules
 from semel.model.world import Bounds, Driver, Label, World, read_journal, spend, with_driver, without_driver
-from semel.protocol.plans import PlanAction, undecided_gap
+from semel.protocol.plans import PlanAction, first_batch, gone_on_from, next_batch_of, undecided_gap
 
 Moves = list[tuple[Label, World]]
 
@@ -26,8 +26,8 @@ class PlanSteps:
 
     def next_batch(self, world: World) -> int:
         """The first batch that Spark would run."""
-        newest = max((batch for batch, plan in enumerate(world.plans) if plan), default=0)
-        return max(world.commits, newest)
+        newest = max((batch for batch, plan in enumerate(world.plans) if plan), default=-1)
+        return next_batch_of(world.commits - 1, newest)
 
     def first_batch(self, world: World, next_batch: int) -> int | None:
         """The first that it runs once the checkpoint says what was decided; None when something lies in neither."""
@@ -36,8 +36,7 @@ class PlanSteps:
             for batch in range(next_batch, self.bounds.batches)
             if self.rules.effective(read_journal(world.journals[batch]), batch) is not None
         ]
-        gap = undecided_gap(next_batch, decided)
-        return None if gap is not None else max([next_batch, *decided])
+        return first_batch(next_batch, decided) if undecided_gap(next_batch, decided) is None else None
 
     # Spark ------------------------------------------------------------------------------------------------------------
 
@@ -95,13 +94,13 @@ class PlanSteps:
         """A start compares files only; what Spark has in its hands is asked before the batch."""
         is_over = batch < d.next
         following = batch + 1 < len(world.plans) and bool(world.plans[batch + 1])
-        before = batch if world.commits >= batch or is_over else batch - 1
         return self.rules.plan_action(
             decided,
             world.plans[batch],
             0 if is_over or not d.plan else in_hand or world.plans[batch] or decided,
-            is_before_there=before == batch,
-            is_used=is_over or following,
+            is_over=is_over,
+            is_before_there=world.commits >= batch,
+            gone_on_from=gone_on_from(batch, d.next, is_next_planned=following),
         )
 
     def before_forward(self, world: World, d: Driver) -> Moves:

@@ -26,7 +26,7 @@ from semel.model.world import (
 )
 from semel.protocol import invariants
 from semel.protocol.events import Aborted, Committable, Decided, Event, Outcome, Record, Started
-from semel.protocol.plans import Plan, PlanAction, PlanFacts, PlannedFile, compare, digest_of
+from semel.protocol.plans import Plan, PlanAction, PlanFacts, PlannedFile, compare, digest_of, what_is_read
 from semel.protocol.plans import resolve_plan as production_resolve_plan
 from semel.protocol.recovery import CommitForward, Facts, Fate, Resolution, Run
 from semel.protocol.recovery import decided_plan as production_decided_plan
@@ -129,15 +129,15 @@ class Rules:
         return 0 if plan is None else int(plan.files[0].content or 0)
 
     def _plan_action(
-        self, decided: int, found: int, in_hand: int, *, is_before_there: bool, is_used: bool
+        self, decided: int, found: int, in_hand: int, *, is_over: bool, is_before_there: bool, gone_on_from: str
     ) -> PlanAction:
         """What follows when the checkpoint says `found` of a decided batch and Spark, if it runs, has `in_hand`."""
         plan = plan_of_code(decided)
         before = plan.before[0]
         digests = {OFFSETS: plan_of_code(found).files[0].digest if found else None}
         digests[before.path] = before.digest if is_before_there else None
-        missing, different = compare(plan, digests)
-        used = "somebody went on" if is_used and different else ""
+        missing, different = compare(what_is_read(plan, is_over=is_over), digests)
+        used = gone_on_from if different else ""
         other = in_hand not in (0, decided)
         action = self.resolve_plan(PlanFacts(plan, missing, different, used, bool(in_hand), other))
         self.seen.add(("plan", action.name))

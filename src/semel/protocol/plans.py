@@ -39,11 +39,6 @@ class Plan:
         """The same for the same rows."""
         return digest_of("\n".join(f"{file.path} {file.digest}" for file in self.files).encode())
 
-    @property
-    def whole(self) -> bool:
-        """Whether all of it can be restored."""
-        return all(file.content is not None for file in (*self.files, *self.before))
-
 
 def digest_of(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
@@ -96,12 +91,28 @@ def _carried(plan: Plan, paths: Iterable[str]) -> bool:
     return all(contents[path] is not None for path in paths)
 
 
+def what_is_read(plan: Plan, *, is_over: bool) -> Plan:
+    """The part of a decided plan that Spark still reads. Of a batch that is over it is the offsets alone."""
+    return Plan(tuple(f for f in plan.files if f.path.startswith("offsets"))) if is_over else plan
+
+
 def compare(plan: Plan, found: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
     """The files of a decided plan that are missing, and those that say something else. `found`: path -> digest."""
     files = (*plan.files, *plan.before)
     missing = [file.path for file in files if found.get(file.path) is None]
     different = [file.path for file in files if found.get(file.path) not in (None, file.digest)]
     return missing, different
+
+
+# Which batch comes next ----------------------------------------------------------------------------------------------
+
+
+def next_batch_of(newest_done: int, newest_planned: int) -> int:
+    """The first batch that Spark has not done, -1 standing for none that is done or planned.
+
+    As Spark takes it: a batch that is planned implies that those before it are done, whatever `commits` says.
+    """
+    return max(newest_done + 1, newest_planned, 0)
 
 
 def undecided_gap(next_batch: int, decided: Collection[int]) -> int | None:
@@ -112,3 +123,30 @@ def undecided_gap(next_batch: int, decided: Collection[int]) -> int | None:
     """
     newest = max(decided, default=-1)
     return next((batch for batch in range(next_batch, newest) if batch not in decided), None)
+
+
+def first_batch(next_batch: int, decided: Collection[int]) -> int:
+    """The first batch that Spark hands us, once the checkpoint says what was decided. There must be no gap.
+
+    In a copy that is older than the log, batches behind `next_batch` are decided: all but the newest of them are done,
+    because Spark begins none before that.
+    """
+    return max([next_batch, *decided])
+
+
+def is_read_at_start(batch: int, next_batch: int, *, is_planned: bool) -> bool:
+    """Whether Spark reads the offsets of a batch when it starts: those of the newest planned one and the one before.
+
+    Older ones it may have purged. `is_planned` says whether it has planned `next_batch`.
+    """
+    return batch >= next_batch - (1 if is_planned else 2)
+
+
+def gone_on_from(batch: int, next_batch: int, *, is_next_planned: bool) -> str:
+    """Which file of Spark's proves that somebody has gone on with the plan that is there; empty when none does.
+
+    `is_next_planned` says whether Spark has planned the batch behind this one.
+    """
+    if is_next_planned:
+        return f"offsets/{batch + 1}"
+    return f"commits/{batch}" if batch < next_batch else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -77,6 +78,19 @@ def effective_committables(journal: Journal) -> tuple[Committable, ...] | None:
                 raise ProtocolError(f"slot {slot} decides a batch that was decided before, or mends one that was not")
             decision = {**(decision or {}), **{c.key: c for c in record.committables}}
     return None if decision is None else tuple(decision.values())
+
+
+def closes_slots(incarnation: int) -> bool:
+    """Whether somebody may have come before, and might still decide. The first incarnation closes nothing."""
+    return incarnation > 1
+
+
+def closes_behind(batch: int, staged: Iterable[int]) -> bool:
+    """Whether the slot of the next batch is closed, too: where something of it is staged.
+
+    Then its driver had seen commits/N of this batch, which the checkpoint has lost, and may still decide.
+    """
+    return batch + 1 in staged
 
 
 class Fate(Enum):

@@ -52,6 +52,7 @@ from semel.protocol.invariants import (
     require,
 )
 from semel.protocol.order import order_to_commit
+from semel.protocol.plans import Plan
 from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclear, decided_plan, resolve_batch
 from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
@@ -70,6 +71,9 @@ TIDY_EVERY_BATCHES = 100
 #: How much longer than its seconds a commit is waited for, so that a call which was given them can say why it failed.
 LAST_WORDS_S = 1.0
 CLOSE_S_MAX = 5.0
+
+#: By these words a query is known that only has to be started again.
+PLAN_OVERWRITTEN = "Another driver has written it meanwhile"
 
 _LOG = logging.getLogger("semel")
 T = TypeVar("T")
@@ -208,7 +212,7 @@ class Coordinator:
         if forwarded:
             self._require_decided_plan(work)
         else:
-            work.plan = self._plans.read(batch)
+            work.plan = self._plan_in_hand(batch)
         staged = self.drive(work, stage)
         failpoint("batch.committed")
         rows = sum(c.rows for c in work.committables.values())
@@ -239,6 +243,27 @@ class Coordinator:
                 remedy="Start once more with guarantee='at-most-once', which leaves the batch as it is, then switch.",
             )
         raise ProtocolError(f"{resolution} cannot come of a batch that Spark asks for")
+
+    def make_durable(self, batch: int) -> None:
+        """Bring to disk what Spark has written of a batch, its state included. A weaker guarantee rests on none."""
+        if self.plans is not None:
+            self.plans.make_durable(batch)
+
+    def _plan_in_hand(self, batch: int) -> Plan:
+        """What the decision will say that the rows follow from: it must be what Spark has handed over the rows of.
+
+        A driver that is being fenced may write the file at the same time: on local disks Spark looks and then renames.
+        """
+        plan, in_hand = self._plans.read(batch), self.in_hand()
+        other = [file.path for file in plan.files if in_hand.get(file.path, file.digest) != file.digest]
+        if other:
+            raise BatchFailed(
+                f"Batch {batch} was not begun: {', '.join(other)} says something else than Spark has planned. "
+                f"{PLAN_OVERWRITTEN}.",
+                data_now="nothing of the batch was written",
+                remedy=f"S{start_again()[1:]}: Spark then reads what is there.",
+            )
+        return plan
 
     def _require_decided_plan(self, work: Work) -> None:
         """Spark has handed over the rows of a decided batch: they must be those that it was decided for."""
@@ -307,8 +332,8 @@ class Coordinator:
         attempt = self.attempt(work.id, work.batch.attempt)
         try:
             work.proposal = tuple(replace(c, plan=work.digest) for c in self._patiently(attempt, prepare))
-            if work.state is State.OPEN:
-                self._plans.make_durable(work.id)
+            # Tasks that run again for a mend write the state of the batch anew, over what was synced.
+            self.make_durable(work.id)
         except Exception as error:  # noqa: BLE001 - see above
             work.error = error
             return PrepareFailed()

@@ -11,7 +11,8 @@ from semel.ids import PipelineId
 from semel.protocol.events import Decided, Journal, Started
 from semel.protocol.recovery import effective_committables
 from semel.protocol.refusals import NOW, Beginning, begins_late, refuse_beginning
-from semel.runtime.plans import Plans, offsets_of
+from semel.runtime.offsets import offsets_of
+from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run
 from semel.sinks.base import Sink
 

@@ -92,6 +92,11 @@ class CheckpointSync:
         self._many = False
         self._may_sync_whole = self.how == "auto" and may_sync_whole(self.root)
 
+    def keep(self, name: str) -> None:
+        """A file of Spark's that is there is durable, before anything is written that rests on it."""
+        _durable(sync_file, str(self.root / name))
+        _durable(sync_folder, str(self.root))
+
     def settle(self, batch: int) -> None:
         """All that a decision of this batch presupposes is durable. Call it when the tasks of the batch have ended.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 
 from semel.decisions.hadoop import hadoop_conf, jvm_of
+from semel.decisions.stores import MOUNTS, path_behind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,6 +66,8 @@ def _data_nodes(spark: SparkSession, location: str) -> list[str] | None:
     """The HTTP addresses of the live data nodes; None when the file system is not HDFS."""
     path = jvm_of(spark).org.apache.hadoop.fs.Path(location)
     file_system: Any = path.getFileSystem(hadoop_conf(spark))
+    if file_system.getScheme() == MOUNTS:
+        file_system = path_behind(file_system, file_system.makeQualified(path)).getFileSystem(hadoop_conf(spark))
     if file_system.getScheme() != "hdfs":
         return None
     return [str(node.getInfoAddr()) for node in file_system.getDataNodeStats()]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from semel.decisions.base import RecordStore
 from semel.decisions.files import FileStore
 from semel.durable import drop_stray_checksums
 from semel.errors import CheckpointUnusable
-from semel.protocol.plans import Plan, PlannedFile, digest_of
+from semel.protocol.plans import Plan, PlannedFile, digest_of, next_batch_of
 from semel.runtime.durability import OWN_FOLDER
+from semel.runtime.offsets import COMPACTED, commits_of, logs_planned, number_of_list, offsets_in, offsets_of
 from semel.runtime.torn import drop_torn
 
 #: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka
-#: partitions are 20 KB, a list of ten thousand input files is 1.5 MB.
+#: partitions are 20 KB, a list of ten thousand input files is 1.5 MB; every tenth list has all files ever read.
 CARRIED_BYTES_MAX = 4 * 1024 * 1024
-#: What Spark writes in place of an offset while a source has brought nothing.
-NO_OFFSET = "-"
+
+_IS_COMPACTED = re.compile(rf"\d+{re.escape(COMPACTED)}")
 
 MakeDurable = Callable[[int], None]
 IsDecided = Callable[[int], bool]
@@ -50,6 +51,10 @@ class Plans(Protocol):
         """The content of a file of the checkpoint, or None when it is not there."""
         ...
 
+    def missing_lists(self, offsets: bytes) -> list[str]:
+        """What Spark would read of its sources' lists of files, to go on behind these offsets, and not find."""
+        ...
+
     def put_back(self, file: PlannedFile) -> None:
         """Write a file of a decided plan as it was."""
         ...
@@ -78,8 +83,7 @@ class SparkPlans:
             drop_stray_checksums(folder)
 
     def next_batch(self) -> int:
-        """As Spark takes it: a batch that is planned implies that those before it are done, whatever `commits` says."""
-        return max(self._newest("commits") + 1, self._newest("offsets"), 0)
+        return next_batch_of(self._newest("commits"), self._newest("offsets"))
 
     def _newest(self, log: str) -> int:
         return max((int(name) for name in self.checkpoint.list(log) if name.isdigit()), default=-1)
@@ -98,8 +102,10 @@ class SparkPlans:
         logs = list(self._logs_of_sources(batch, content))
         before = self.checkpoint.read(commits_of(batch - 1)) if batch else None
         carry = _Carrier()
-        files = tuple(carry(path, text) for path, text in [*logs, (offsets_of(batch), content)])
-        return Plan(files, () if before is None else (carry(commits_of(batch - 1), before),))
+        # What is small and always needed comes first.
+        offsets = carry(offsets_of(batch), content)
+        done = () if before is None else (carry(commits_of(batch - 1), before),)
+        return Plan((*(carry(path, text) for path, text in logs), offsets), done)
 
     def _logs_of_sources(self, batch: int, content: bytes) -> Iterator[tuple[str, bytes]]:
         earlier = self.checkpoint.read(offsets_of(batch - 1)) if batch else None
@@ -112,6 +118,18 @@ class SparkPlans:
 
     def text(self, path: str) -> bytes | None:
         return self.checkpoint.read(path)
+
+    def missing_lists(self, offsets: bytes) -> list[str]:
+        """It reads them from the newest one on that holds all before it."""
+        missing: list[str] = []
+        for source, offset in enumerate(offsets_in(offsets)):
+            newest = number_of_list(offset)
+            if newest is not None:
+                there = set(self.checkpoint.list(f"sources/{source}"))
+                compacted = [int(name.removesuffix(COMPACTED)) for name in there if _IS_COMPACTED.fullmatch(name)]
+                wanted = range(max(compacted, default=-1) + 1, newest + 1)
+                missing += [f"sources/{source}/{n}" for n in wanted if str(n) not in there]
+        return missing
 
     def put_back(self, file: PlannedFile) -> None:
         if file.content is None:
@@ -136,49 +154,7 @@ class _Carrier:
             return PlannedFile(path, digest)
 
 
-def offsets_of(batch: int) -> str:
-    return f"offsets/{batch}"
-
-
-def commits_of(batch: int) -> str:
-    return f"commits/{batch}"
-
-
-def logs_planned(offsets: bytes, earlier: bytes | None) -> list[Sequence[str] | None]:
-    """For each source the entries of its own log that a batch rests on; None means all that are there. Pure.
-
-    The file source numbers the lists of its files, and an offset of it is the number of the newest list. Other sources
-    keep at most where they began, which matters until their first batch is done.
-    """
-    befores = offsets_in(earlier) if earlier is not None else []
-    found: list[Sequence[str] | None] = []
-    for source, offset in enumerate(offsets_in(offsets)):
-        before = befores[source] if source < len(befores) else NO_OFFSET
-        newest = _number_of_list(offset)
-        if newest is not None:
-            oldest = _number_of_list(before)
-            found.append([str(n) for n in range(0 if oldest is None else oldest + 1, newest + 1)])
-        else:
-            found.append(None if before == NO_OFFSET else ())
-    return found
-
-
-def offsets_in(content: bytes) -> list[str]:
-    """Spark's form: a version, a line about the batch, then a line for each source."""
-    return content.decode(errors="replace").rstrip("\n").split("\n")[2:]
-
-
-def _number_of_list(offset: str) -> int | None:
-    try:
-        body = json.loads(offset)
-    except ValueError:
-        return None
-    number = body.get("logOffset") if isinstance(body, dict) and len(body) == 1 else None
-    return number if isinstance(number, int) else None
-
-
 def _with_compacted(names: Iterable[str]) -> Iterator[str]:
-    """Every tenth list holds all before it, under a name of its own."""
     for name in names:
         yield name
-        yield f"{name}.compact"
+        yield f"{name}{COMPACTED}"

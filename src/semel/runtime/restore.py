@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from semel.decisions.log import DecisionLog
@@ -17,11 +17,16 @@ from semel.protocol.plans import (
     PlannedFile,
     compare,
     digest_of,
+    first_batch,
+    gone_on_from,
+    is_read_at_start,
     resolve_plan,
     undecided_gap,
+    what_is_read,
 )
 from semel.protocol.recovery import decided_plan, effective_committables
-from semel.runtime.plans import Plans, commits_of, offsets_in, offsets_of
+from semel.runtime.offsets import COMPACTED, offsets_in, offsets_of
+from semel.runtime.plans import Plans
 
 #: So many batches before the next one are compared as well: Spark reads the plans of the last two when it starts.
 LOOK_BACK_BATCHES = 2
@@ -36,11 +41,7 @@ StrangeMarks = Callable[[int, Journal], str]
 
 
 def first_to_run(log: DecisionLog, next_batch: int) -> int:
-    """The first batch that Spark hands us, once the checkpoint says what was decided.
-
-    `next_batch` is the first that the checkpoint does not know as done. In a copy that is older than the log, batches
-    behind it are decided: all but the newest of them are done, because Spark begins none before that.
-    """
+    """The first batch that Spark hands us. `next_batch` is the first that the checkpoint does not know as done."""
     decided = decided_batches(log, next_batch)
     gap = undecided_gap(next_batch, decided)
     if gap is not None:
@@ -49,7 +50,7 @@ def first_to_run(log: DecisionLog, next_batch: int) -> int:
             f"up to {next_batch - 1}: what lies between is in neither.",
             data_now="every batch that was decided is visible once; this start wrote nothing",
         )
-    return max([next_batch, *decided])
+    return first_batch(next_batch, decided)
 
 
 def decided_batches(log: DecisionLog, next_batch: int) -> dict[int, Journal]:
@@ -65,13 +66,54 @@ def restore_plans(
 
     `under_way` is a batch whose rows Spark has handed over already: then nothing may be amiss.
     """
-    told: list[str] = []
+    told = [] if under_way is not None else _restore_lists(log, plans, next_batch)
     decided = decided_batches(log, next_batch)
     for batch, journal in decided.items():
         told += settle_plan(plans, batch, journal, next_batch, strange_marks, is_under_way=under_way is not None) or ()
         _keep(plans, batch)
     if under_way is not None and (told or max(decided, default=under_way) > under_way):
         raise restored(under_way, told)
+
+
+def _restore_lists(log: DecisionLog, plans: Plans, next_batch: int) -> list[str]:
+    """Put back what a file source has lost of its lists of batches that are over. Returns what was written.
+
+    Spark reads them all when it starts, and a copy of a checkpoint may have an older `sources/` than `offsets/`. Each
+    stands in the decision of its batch.
+    """
+    newest = decided_plan(log.journal(next_batch - 1)) if next_batch else None
+    if newest is None:
+        return []
+    missing = set(plans.missing_lists(_offsets_of(newest, next_batch - 1, plans)))
+    written: list[str] = []
+    for batch in reversed([b for b in log.batches() if b < next_batch] if missing else []):
+        plan = decided_plan(log.journal(batch))
+        for file in reversed(plan.files if plan is not None else ()):
+            if file.path.removesuffix(COMPACTED) in missing and file.content is not None:
+                written += _put_back(plans, [file])
+                missing -= _held_by(file.path, missing)
+    if written:
+        _LOG.warning("Lists of files that were read were missing: %s put back.", ", ".join(written))
+    if missing:
+        raise PlanChanged(
+            f"Of the lists of files that were read {', '.join(sorted(missing))} are missing, and no decision has them.",
+            data_now="every batch that was decided is visible once, or will be; this start wrote no rows",
+            remedy="Restore the folder sources from a copy of the checkpoint, then start again.",
+        )
+    return written
+
+
+def _held_by(path: str, missing: Iterable[str]) -> set[str]:
+    """The missing lists that this file stands for: itself, and all before it where it is a compacted one."""
+    folder, _, name = path.removesuffix(COMPACTED).rpartition("/")
+    if not path.endswith(COMPACTED):
+        return {path}
+    return {m for m in missing if m.rpartition("/")[0] == folder and int(m.rpartition("/")[2]) <= int(name)}
+
+
+def _offsets_of(plan: Plan, batch: int, plans: Plans) -> bytes:
+    decided = next((f.content for f in plan.files if f.path == offsets_of(batch)), None)
+    return decided.encode() if decided is not None else plans.text(offsets_of(batch)) or b""
 
 
 def _keep(plans: Plans, batch: int) -> None:
@@ -99,7 +141,9 @@ def settle_plan(
     """
     plan = decided_plan(journal)
     is_over = batch < next_batch
-    facts = _facts(plans, batch, plan, is_over=is_over)
+    facts = _facts(plans, batch, plan, next_batch)
+    if is_over and facts.missing and not _reads(plans, batch, next_batch):
+        return None
     if plan is not None:
         facts = replace(facts, in_hand_differs=any(in_hand.get(f.path, f.digest) != f.digest for f in plan.files))
     if facts.different and not facts.written_from_it:
@@ -118,25 +162,27 @@ def settle_plan(
     return written
 
 
-def _facts(plans: Plans, batch: int, plan: Plan | None, *, is_over: bool) -> PlanFacts:
-    offsets = offsets_of(batch)
+def _reads(plans: Plans, batch: int, next_batch: int) -> bool:
+    return is_read_at_start(batch, next_batch, is_planned=plans.has_planned(next_batch))
+
+
+def _facts(plans: Plans, batch: int, plan: Plan | None, next_batch: int) -> PlanFacts:
+    offsets, is_over = offsets_of(batch), batch < next_batch
     if plan is None:
         return PlanFacts(None, missing=() if is_over or plans.has_planned(batch) else [offsets])
-    # Of a batch that is over Spark reads the offsets only; the logs of its sources are cleaned with time.
-    looked_at = replace(plan, files=tuple(f for f in plan.files if f.path == offsets), before=()) if is_over else plan
+    looked_at = what_is_read(plan, is_over=is_over)
     paths = [file.path for file in (*looked_at.files, *looked_at.before)]
     missing, different = compare(looked_at, {path: _digest(plans.text(path)) for path in paths})
-    return PlanFacts(plan, missing, different, _written_from(plans, batch, is_over=is_over) if different else "")
+    return PlanFacts(plan, missing, different, _written_from(plans, batch, next_batch) if different else "")
 
 
 def _digest(content: bytes | None) -> str | None:
     return None if content is None else digest_of(content)
 
 
-def _written_from(plans: Plans, batch: int, *, is_over: bool) -> str:
-    if plans.has_planned(batch + 1):
-        return f"{offsets_of(batch + 1)} is there"
-    return f"{commits_of(batch)} is there" if is_over else ""
+def _written_from(plans: Plans, batch: int, next_batch: int) -> str:
+    proof = gone_on_from(batch, next_batch, is_next_planned=plans.has_planned(batch + 1))
+    return f"{proof} is there" if proof else ""
 
 
 def _put_back(plans: Plans, files: Iterable[PlannedFile]) -> list[str]:
@@ -149,8 +195,10 @@ def _put_back(plans: Plans, files: Iterable[PlannedFile]) -> list[str]:
     return written
 
 
-def restored(batch: int, files: Iterable[str]) -> PlanRestored:
+def restored(batch: int, files: Collection[str]) -> PlanRestored:
     names = ", ".join(files)
+    if names and all(file.startswith("commits/") for file in files):
+        return PlanRestored(f"Batch {batch} is decided, and the checkpoint had lost {names}, which is put back.")
     put_back = f"Put back as decided: {names}" if names else "Another start has put back what was decided"
     return PlanRestored(f"Batch {batch} is decided, and Spark had planned it over other rows. {put_back}.")
 

@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semel import errors
-from semel.errors import CheckpointError, CommitStalled, ConfigError, Fenced, QueryStopped, SemelError
-from semel.runtime.batch import Report
+from semel.errors import (
+    CheckpointError,
+    CommitStalled,
+    ConfigError,
+    Fenced,
+    PlanRestored,
+    QueryStopped,
+    SemelError,
+)
+from semel.runtime.batch import PLAN_OVERWRITTEN, Report
 from semel.runtime.commits import Waiting, finished
 from semel.runtime.handover import HANDOVER
 from semel.runtime.loading import load_pipelines, place_and_error, split_target
@@ -214,9 +222,10 @@ def tell_ends(runs: Sequence[Run], hear: Hear) -> None:
         raise failures[0]
 
 
-#: What Spark says when another one has written the same file of the checkpoint.
+#: What Spark says when another one has written the same file of the checkpoint, and what we say of it.
 LOST_A_RACE = re.compile(
     r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming jobs detected|FileAlreadyExistsException.*/(offsets|commits)/"
+    rf"|{PlanRestored.__name__}: |{PLAN_OVERWRITTEN}"
 )
 
 

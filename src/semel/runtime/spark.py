@@ -39,7 +39,8 @@ from semel.runtime.fingerprint import IN_ORDER, with_hashes
 from semel.runtime.hadoop_durability import hadoop_durability_warning
 from semel.runtime.handover import wait_for_older
 from semel.runtime.interpreter import error_of_worker, require_python
-from semel.runtime.plans import NO_OFFSET, SparkPlans, offsets_of
+from semel.runtime.offsets import NO_OFFSET, is_same_offset, offsets_in, offsets_of
+from semel.runtime.plans import SparkPlans
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.runtime.task import PARTS, ROW_BYTES, VERSIONS, TaskWriter, decode_parts, error_of_task
 from semel.runtime.versions import own_versions, require_same, sealed
@@ -96,6 +97,11 @@ class Checkpoint:
         if known is None:
             raise CheckpointUnusable(f"The file metadata in {self.location} was written and is not there.")
         return known
+
+    def keep_query_id(self, sync: CheckpointSync) -> None:
+        """Spark gives itself another id when it has lost this one, and our log would be that of another query."""
+        with self._writing():
+            sync.keep("metadata")
 
     def require_writable(self) -> None:
         """Raise now rather than in the middle of the first batch."""
@@ -191,6 +197,7 @@ class BatchFunction:
             _LOG.warning("%s", NOT_PROMISED)
         elif isinstance(checkpoint.store, FileStore):
             self._sync = CheckpointSync(checkpoint.store.root)
+            checkpoint.keep_query_id(self._sync)
             checkpoint.plans.make_durable = self._sync.settle
         elif warning := hadoop_durability_warning(spark, checkpoint.location):
             _LOG.warning("%s", warning)
@@ -277,6 +284,8 @@ class BatchFunction:
         report = self._run(coordinator, df, batch_id)
         if not report.staged and plan_must_run(query):
             df.write.format("noop").mode("append").save()
+            # Its tasks wrote the state anew, over what was synced.
+            coordinator.make_durable(batch_id)
         coordinator.tidy(batch_id)
         progress.ended(batch_id)
         return replace(report, lag=progress.lag(batch_id), warning=progress.warning)
@@ -284,9 +293,9 @@ class BatchFunction:
     def _in_hand(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
         """Nothing while `offsets/N` says what Spark has in memory; otherwise what no decision was taken for."""
         content = (self._checkpoint and self._checkpoint.offsets(batch_id)) or b""
-        planned, in_hand = content.decode(errors="replace").split("\n")[2:], query.offsets_in_hand()
+        planned, in_hand = offsets_in(content), query.offsets_in_hand()
         # A form that we do not know has another number of lines, and says nothing.
-        if planned == in_hand or len(planned) != len(in_hand):
+        if len(planned) != len(in_hand) or all(map(is_same_offset, planned, in_hand)):
             return {}
         return {offsets_of(batch_id): f"in memory: {in_hand}"}
 

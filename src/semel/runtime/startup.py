@@ -13,7 +13,7 @@ from semel.failpoints import failpoint
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Aborted, Journal
 from semel.protocol.order import order_to_prepare
-from semel.protocol.recovery import Fate, effective_committables, resolve_leftover
+from semel.protocol.recovery import Fate, closes_behind, closes_slots, effective_committables, resolve_leftover
 from semel.protocol.refusals import (
     AGAIN,
     Holder,
@@ -84,14 +84,15 @@ def _recover(
     for participant in coordinator.participants.values():
         participant.fence()
     wait(log, coordinator.context.incarnation)
-    # Only now: until here an older driver may have finished a batch.
-    plans.clean(lambda batch: effective_committables(log.journal(batch)) is not None)
+    # Only now: until here an older driver may have finished a batch. What Spark has read and runs was not torn.
+    plans.clean(lambda batch: batch == under_way or effective_committables(log.journal(batch)) is not None)
     next_batch = plans.next_batch()
     batch = first_to_run(log, next_batch)
     journal = close_open_slot(log, coordinator.attempt(batch, 0))
     failpoint("startup.closed")
     _refuse_a_rolled_back_checkpoint(remains, batch, journal)
-    following = _close_what_is_staged_behind(log, coordinator.attempt(batch + 1, 0), remains)
+    staged = {branch.attempt.batch for remain in remains.values() for branch in remain.branches}
+    following = close_open_slot(log, coordinator.attempt(batch + 1, 0)) if closes_behind(batch, staged) else ()
     restore_plans(log, plans, next_batch, coordinator.strange_marks, under_way)
     _commit_forward(coordinator, batch, journal)
     failpoint("startup.committed")
@@ -163,12 +164,9 @@ def _participants(sinks: Sequence[Sink], context: Context) -> dict[str, Particip
 
 
 def close_open_slot(log: DecisionLog, ours: Attempt) -> Journal:
-    """Close the slot in which an older incarnation might still decide this batch, and return the journal.
-
-    The first incarnation has nobody before it and closes nothing.
-    """
+    """Close the slot in which an older incarnation might still decide this batch, and return the journal."""
     journal = log.journal(ours.batch)
-    if ours.incarnation == 1:
+    if not closes_slots(ours.incarnation):
         return journal
     for _ in range(CLOSE_TRIES_MAX):
         closing = Aborted(Attempt(ours.pipeline, ours.batch, len(journal), ours.incarnation))
@@ -187,15 +185,6 @@ def _commit_forward(coordinator: Coordinator, batch: int, journal: Journal) -> N
     if effective_committables(journal) is None:
         return
     coordinator.drive(coordinator.open_work(batch), stage=None)
-
-
-def _close_what_is_staged_behind(log: DecisionLog, ours: Attempt, remains: Mapping[str, Remains]) -> Journal:
-    """The journal of the batch behind the one at hand, closed if anything of it is staged.
-
-    Then its driver had seen commits/N of the batch at hand, which the checkpoint has lost, and may still decide.
-    """
-    staged = any(branch.attempt.batch == ours.batch for remain in remains.values() for branch in remain.branches)
-    return close_open_slot(log, ours) if staged else ()
 
 
 def sweep(

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from semel.durable import sync_folder
+from semel.runtime.offsets import COMPACTED, NO_OFFSET, is_of_kafka, logs_planned, number_of_list, offsets_in
 
 #: Of each log only the newest files can be torn: those before were synced with a decision.
 NEWEST = 3
@@ -52,32 +53,81 @@ def _torn_commits(root: Path) -> list[Path]:
 
 
 def _torn_plans(root: Path, is_decided: Callable[[int], bool]) -> Iterator[Path]:
-    """A plan with a torn or missing part goes as a whole. What the source logged of it and is whole may stay."""
-    lost: set[Path] = set()
-    for folder in _folders(root / "sources"):
-        newest = _newest(folder)
-        lost |= {path for batch, path in newest if not is_decided(batch) and not is_whole_log(path)}
+    """A plan with a torn or missing part goes as a whole. What the source logged of it and is whole may stay.
+
+    Only the newest plan can be undecided, because Spark plans none before the one before is done. Without that one, or
+    behind batches that the log alone knows, the checkpoint is older than it was, and nothing here is for us to judge.
+    """
+    plans = _newest(root / "offsets")
+    undecided = plans.pop() if plans and not (is_decided(plans[-1][0]) or _is_done(root, plans[-1][0])) else None
+    settled = plans[-1][0] if plans else -1
+    if is_decided(settled + 1) or (undecided is not None and undecided[0] != settled + 1):
+        return
+    if plans and not is_whole_log(plans[-1][1]):
+        return  # Spark refuses it, and without it nobody can say which lists are done
+    before = plans[-1][1].read_bytes() if plans else None
+    planned = undecided[1].read_bytes() if undecided is not None else None
+    lost = {path for folder in _folders(root / "sources") for path in _torn_entries(folder, before, planned)}
     yield from sorted(lost)
-    for batch, path in _newest(root / "offsets"):
-        if not is_decided(batch) and (not is_whole_log(path) or _lacks_a_source(root, batch, path, lost)):
-            yield path
+    if undecided is not None and (not is_whole_log(undecided[1]) or _lacks_a_source(root, undecided[1], before, lost)):
+        yield undecided[1]
 
 
-def _lacks_a_source(root: Path, batch: int, plan: Path, lost: set[Path]) -> bool:
-    """Whether the plan names an entry of a file source's log that is not there, or was planned on one that is torn."""
-    if any(path.name.split(".")[0] == str(batch) for path in lost):
-        return True
-    for number, line in enumerate(plan.read_text().splitlines()[2:]):
-        with suppress(ValueError, TypeError, KeyError):
-            entry = root / "sources" / str(number) / str(json.loads(line)["logOffset"])
-            if entry in lost or not (entry.exists() or entry.with_name(f"{entry.name}.compact").exists()):
+def _is_done(root: Path, batch: int) -> bool:
+    return (root / "commits" / str(batch)).exists()
+
+
+def _torn_entries(folder: Path, settled: bytes | None, planned: bytes | None) -> list[Path]:
+    """The entries of a source's log that no plan before rests on, and that are torn.
+
+    A file source numbers its lists itself: a batch without new files has none, and a list may have been made for a plan
+    that never was. Spark reads them all, so that behind one that is torn or missing none is of use.
+    """
+    rests_on, wanted = _line(settled, folder), _line(planned, folder)
+    last = number_of_list(rests_on)
+    if last is None and rests_on != NO_OFFSET:
+        return []  # a source that keeps where it began, which was synced with the first decision
+    entries = [(number, path) for number, path in sorted(_numbered(folder)) if last is None or number > last]
+    torn = {number for number, path in entries if not is_whole_log(path)}
+    if last is None and number_of_list(wanted) is None:
+        return [path for number, path in entries if number in torn]
+    there = {number for number, _ in entries} - torn
+    expected = 0 if last is None else last + 1
+    while expected in there:
+        expected += 1
+    return [path for number, path in entries if number >= expected]
+
+
+def _line(plan: bytes | None, folder: Path) -> str:
+    """What a plan says of the source that logs in this folder."""
+    lines = offsets_in(plan) if plan is not None else []
+    source = int(folder.name) if folder.name.isdigit() else len(lines)
+    return lines[source] if source < len(lines) else NO_OFFSET
+
+
+def _lacks_a_source(root: Path, plan: Path, before: bytes | None, lost: set[Path]) -> bool:
+    """Whether a plan rests on an entry of its sources' logs that is not there, or is being dropped."""
+    content = plan.read_bytes()
+    offsets = offsets_in(content)
+    for source, names in enumerate(logs_planned(content, before)):
+        folder = root / "sources" / str(source)
+        there = {path.name for _, path in _numbered(folder)} - {path.name for path in lost if path.parent == folder}
+        if names is None:
+            # Kafka's source writes down where it begins before anything is planned.
+            keeps_its_beginning = is_of_kafka(offsets[source]) or any(path.parent == folder for path in lost)
+            if keeps_its_beginning and not there and offsets[source] != NO_OFFSET:
                 return True
+        elif any(not {name, f"{name}{COMPACTED}"} & there for name in names):
+            return True
     return False
 
 
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    return [(int(m[1]), path) for path in _files(folder) if (m := _LOG_FILE.fullmatch(path.name))]
+
+
 def _newest(folder: Path) -> list[tuple[int, Path]]:
-    numbered = [(int(m[1]), path) for path in _files(folder) if (m := _LOG_FILE.fullmatch(path.name))]
-    return sorted(numbered)[-NEWEST:]
+    return sorted(_numbered(folder))[-NEWEST:]
 
 
 def is_whole_log(path: Path) -> bool:

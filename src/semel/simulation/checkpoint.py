@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from semel.decisions.base import RecordStore
-from semel.runtime.plans import SparkPlans, commits_of, offsets_of
+from semel.runtime.offsets import commits_of, offsets_of
+from semel.runtime.plans import SparkPlans
 from semel.simulation.line import CHECKPOINT, Line
 
 BEGINNING = "sources/0/0"

@@ -12,7 +12,7 @@ from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, PipelineId
 from semel.protocol.plans import digest_of
 from semel.runtime.batch import Coordinator, Limits, Only
-from semel.runtime.plans import commits_of, offsets_of
+from semel.runtime.offsets import commits_of, offsets_of
 from semel.runtime.startup import start_exactly_once
 from semel.simulation.checkpoint import BEGINNING, Planned, plans_of
 from semel.simulation.line import CHECKPOINT, Line, TaskFailed

@@ -29,7 +29,7 @@ from semel.errors import (
 from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import batch as batch_module
 from semel.runtime import startup as startup_module
-from semel.runtime.plans import commits_of, offsets_of
+from semel.runtime.offsets import commits_of, offsets_of
 from semel.runtime.work import Work
 from semel.simulation.audit import Anomaly, Witness
 from semel.simulation.checkpoint import Checkpoint, ConcurrentQueries

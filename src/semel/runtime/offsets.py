@@ -1,0 +1,70 @@
+"""What stands in Spark's `offsets/N`, and what a batch rests on in its sources' own logs. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+#: What Spark writes in place of an offset while a source has brought nothing.
+NO_OFFSET = "-"
+#: Every tenth list of a file source holds all before it, and ends so.
+COMPACTED = ".compact"
+
+
+def offsets_of(batch: int) -> str:
+    return f"offsets/{batch}"
+
+
+def commits_of(batch: int) -> str:
+    return f"commits/{batch}"
+
+
+def logs_planned(offsets: bytes, earlier: bytes | None) -> list[Sequence[str] | None]:
+    """For each source the entries of its own log that a batch rests on; None means all that are there. Pure.
+
+    The file source numbers the lists of its files, and an offset of it is the number of the newest list. Other sources
+    keep at most where they began, which matters until their first batch is done.
+    """
+    befores = offsets_in(earlier) if earlier is not None else []
+    found: list[Sequence[str] | None] = []
+    for source, offset in enumerate(offsets_in(offsets)):
+        before = befores[source] if source < len(befores) else NO_OFFSET
+        newest = number_of_list(offset)
+        if newest is not None:
+            oldest = number_of_list(before)
+            found.append([str(n) for n in range(0 if oldest is None else oldest + 1, newest + 1)])
+        else:
+            found.append(None if before == NO_OFFSET else ())
+    return found
+
+
+def offsets_in(content: bytes) -> list[str]:
+    """Spark's form: a version, a line about the batch, then a line for each source."""
+    return content.decode(errors="replace").rstrip("\n").split("\n")[2:]
+
+
+def number_of_list(offset: str) -> int | None:
+    """The newest list of files that an offset names, if it is one of the file source."""
+    try:
+        body = json.loads(offset)
+    except ValueError:
+        return None
+    number = body.get("logOffset") if isinstance(body, dict) and len(body) == 1 else None
+    return number if isinstance(number, int) else None
+
+
+def is_of_kafka(offset: str) -> bool:
+    """Whether an offset has topics, and in each up to where its partitions are read."""
+    try:
+        topics = json.loads(offset)
+    except ValueError:
+        return False
+    return isinstance(topics, dict) and bool(topics) and all(isinstance(ends, dict) for ends in topics.values())
+
+
+def is_same_offset(one: str, other: str) -> bool:
+    """Whether two offsets say the same. A source may write the fields of one in another order the next time."""
+    try:
+        return one == other or bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
