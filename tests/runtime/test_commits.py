@@ -22,8 +22,8 @@ from semel.ids import Attempt, Incarnation
 from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import batch as batch_module
 from semel.runtime.batch import Coordinator, Limits, Only, Report
-from semel.runtime.commits import Committers, Rhythm, Waiting, finished
-from semel.sinks.base import Context, StagedPart
+from semel.runtime.commits import COMMITS_AT_ONCE, Committers, Rhythm, Waiting, finished
+from semel.sinks.base import Context, StagedPart, committable_for
 from tests.planned import plans
 from tests.processes import wait_until
 from tests.runtime.test_batch import PIPELINE, Scripted, stage
@@ -138,6 +138,42 @@ def test_more_commits_than_threads_are_all_asked_for() -> None:
     threads = [t for t in threading.enumerate() if t.name.startswith("semel-commit")]
     assert all(thread.daemon for thread in threads)
     committers.shutdown()
+
+
+@dataclass
+class HangingByTask(Hanging):
+    """Has more to commit than there are threads, and all of it hangs."""
+
+    number: int = COMMITS_AT_ONCE + 4
+
+    def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        super().prepare(attempt, parts)
+        keys = [f"{self.name}/{task}" for task in range(self.number)]
+        return tuple(committable_for(self.name, attempt, [], {}, key=key) for key in keys)
+
+
+def test_a_store_that_hangs_in_all_its_threads_keeps_no_other_from_being_asked() -> None:
+    hanging, b = HangingByTask("kafka"), Scripted("b", [SinkUnavailable("The second store is away.")] * 99)
+    a = Scripted("a")
+
+    def with_all(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
+        return {**stage(attempt, only, plan), "kafka": []}
+
+    # What is last in this order commits first.
+    c = started(a, b, hanging)
+    with let_go(hanging):
+        with pytest.raises(CommitStalled) as caught:
+            c.exactly_once(4, with_all)
+        assert str(caught.value).splitlines()[:2] == [
+            "Batch 4 is decided but could not be committed to b: The second store is away; kafka: it gave no answer.",
+            "  the data now: batch 4 is decided; visible in: a; still to commit: b, kafka",
+        ]
+        assert len(b.calls) > 2
+        assert hanging.calls.count("commit 0") == COMMITS_AT_ONCE
+    c.close()
+    # Those that stood in line were given up with the batch: nobody asks for them late.
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("semel-commit-kafka")])
+    assert hanging.calls.count("commit 0") == COMMITS_AT_ONCE
 
 
 def test_an_error_of_the_asking_itself_is_raised_where_the_answers_are_waited_for() -> None:

@@ -35,7 +35,7 @@ def test_kafka_prepares_last_and_commits_first_wherever_it_is_named(monkeypatch:
         monkeypatch.setattr(type(sink), "participant", lambda self, _: noting(Participant, self.name, asked))
     coordinator = start_exactly_once(DecisionLog(MemoryStore()), plans(1), SINKS, Identity(PIPELINE, "billing"))
     # One commits after the other, so that their order can be seen.
-    coordinator.__dict__["_committers"] = Committers(1)
+    coordinator.__dict__["_committers"] = Committers(1, apart=False)
     try:
         assert coordinator.exactly_once(0, lambda _, __=None, ___="": {}).how == "committed"
     finally:

@@ -395,11 +395,14 @@ class Coordinator:
         """The answers of the sinks. What gave none before the time was over is to be asked again at the next start."""
         rhythm = Rhythm(self.clock(), self.limits.tell_after_s)
         answers = self._committers.answers(
-            lambda committable: self._commit_one(committable, work), pending, lambda: self._waits_on(work, rhythm)
+            lambda committable: self._commit_one(committable, work),
+            pending,
+            lambda: self._waits_on(work, rhythm),
+            lambda committable: committable.sink,
         )
         for committable, outcome in zip(pending, answers, strict=True):
             if outcome is None:
-                self.had_trouble = True
+                self.had_trouble = work.is_given_up = True
                 work.unanswered.add(committable.key)
         return [Outcome.RETRY if outcome is None else outcome for outcome in answers]
 
@@ -429,7 +432,8 @@ class Coordinator:
     def _commit_one(self, committable: Committable, work: Work) -> Outcome:
         """Ask until the sink gives an answer that is not "retry", or the time of the batch is over."""
         pause_s = self.limits.commit_pause_s
-        while True:
+        # What still stands in line behind a call that hangs is not asked when the batch has been given up.
+        while not work.is_given_up:
             try:
                 with within(work.give_up_at - self.clock()):
                     outcome = self.participants[committable.sink].commit(committable)
@@ -453,6 +457,7 @@ class Coordinator:
             if self._abandoned.is_set():
                 return Outcome.RETRY
             pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
+        return Outcome.RETRY
 
     def _conclude(self, work: Work) -> None:
         """Do what the table says of the final state: return, or raise what the user must know."""

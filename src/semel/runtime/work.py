@@ -37,6 +37,8 @@ class Work:
     #: The keys of those that did not answer in time.
     unanswered: set[str] = field(default_factory=set)
     give_up_at: float = 0.0
+    #: Nobody waits for its answers any more.
+    is_given_up: bool = False
     was_stopped: bool = False
     is_deciding: bool = False
 
