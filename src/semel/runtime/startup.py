@@ -132,6 +132,8 @@ def _claim(
         _refuse_anothers_checkpoint(found, identity, log.store.describe())
     if plans is not None:
         check_beginnings(log, plans, sinks, identity.pipeline)
+    # A newer semel that has claimed, and decided nothing yet, must not be fenced by a start that is refused later.
+    log.claimed(log.newest_claim())
     if found is None:
         log.create_identity(identity)
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
