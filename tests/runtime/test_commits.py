@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from semel.deadline import seconds_left
-from semel.decisions.log import DecisionLog
+from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.memory import MemoryStore
 from semel.errors import CommitStalled, DecisionUnknown, SinkUnavailable
 from semel.ids import Attempt, Incarnation
@@ -23,6 +23,8 @@ from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import batch as batch_module
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.commits import COMMITS_AT_ONCE, Committers, Rhythm, Waiting, finished
+from semel.runtime.startup import start_exactly_once
+from semel.sinks import Memory
 from semel.sinks.base import Context, StagedPart, committable_for
 from tests.planned import plans
 from tests.processes import wait_until
@@ -287,6 +289,24 @@ def test_a_stop_ends_the_waiting_and_says_where_the_batch_is_visible_and_where_n
 
 def test_a_query_that_is_stopped_by_spark_ends_the_waiting_too() -> None:
     assert str(stopped_while_it_waits(lambda c: setattr(c, "is_stopped", lambda: True))).splitlines()[:2] == TOLD
+
+
+def test_a_start_that_commits_forward_gives_up_when_it_is_stopped() -> None:
+    store, sink = MemoryStore(), Memory("of-a-stopped-start", name="a")
+    first = started(Scripted("a", [SinkUnavailable("Away.")] * 99), store=store)
+    with pytest.raises(CommitStalled):
+        first.exactly_once(0, stage)
+    a = Hanging("a")
+    given = Limits(commit_patience_s=600, tell_after_s=0.3)
+    with let_go(a), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Memory, "participant", lambda *_: a)
+        began = time.monotonic()
+        with pytest.raises(CommitStalled) as caught:
+            start_exactly_once(
+                DecisionLog(store), plans(1), [sink], Identity(PIPELINE), limits=given, is_stopped=lambda: True
+            )
+        assert time.monotonic() - began < SLACK_S
+    assert caught.value.what == "Batch 0 is decided and was stopped before it was committed to a: it gave no answer."
 
 
 def test_what_is_open_can_be_asked_for_while_the_batch_waits() -> None:
