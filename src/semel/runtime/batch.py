@@ -70,6 +70,8 @@ TIDY_EVERY_BATCHES = 100
 #: How much longer than its seconds a commit is waited for, so that a call which was given them can say why it failed.
 LAST_WORDS_S = 1.0
 CLOSE_S_MAX = 5.0
+#: What is dropped only to be tidy holds up no batch for longer, in each sink: the next tidying or start drops it.
+TIDY_S_MAX = 30.0
 
 _LOG = logging.getLogger("semel")
 T = TypeVar("T")
@@ -192,7 +194,8 @@ class Coordinator:
             return
         try:
             for participant in self.participants.values():
-                participant.abort(b for b in participant.recover().branches if b.attempt.batch <= batch)
+                with within(TIDY_S_MAX):
+                    participant.abort(b for b in participant.recover().branches if b.attempt.batch <= batch)
             self.had_trouble = False
         except SinkUnavailable as error:
             self.had_trouble = True
@@ -486,7 +489,8 @@ class Coordinator:
         """Abort all branches of an attempt, those of tasks that never reported included. Best effort: starts sweep."""
         for participant in self.participants.values():
             try:
-                participant.abort(b for b in participant.recover().branches if b.attempt == attempt)
+                with within(TIDY_S_MAX):
+                    participant.abort(b for b in participant.recover().branches if b.attempt == attempt)
             except Exception:  # noqa: BLE001, S112 - the cause is being raised already; the next start sweeps
                 continue
 
