@@ -154,7 +154,7 @@ class PostgresWriter(Writer):
         return {"prepared": True}
 
     def _promise(self, sql: str, **names: str) -> None:
-        """What makes rows durable may wait for a standby, which may be away: not for ever, and nothing is decided yet."""
+        """What makes rows durable may wait for a standby that is away: not for ever. Nothing is decided yet."""
         with within(self.sink.timeout_s):
             self._run(sql, **names)
 
