@@ -72,15 +72,17 @@ MARIADB_SESSION = "SET SESSION idle_transaction_timeout = 0, idle_write_transact
 ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 
 _LETTERS = "CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
+#: What a ledger of semel 0.1 does not have.
+ADDED = {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": f"varchar(80) {_LETTERS} DEFAULT ''"}
 LEDGER = (
     "CREATE TABLE IF NOT EXISTS {ledger} ("
     f"pipeline varchar(36) {_LETTERS}, sink varchar(40) {_LETTERS}, batch bigint NOT NULL, "
     f"part varchar(255) {_LETTERS}, attempt int NOT NULL, incarnation bigint NOT NULL, row_count bigint NOT NULL, "
-    "committed_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), {added}, PRIMARY KEY (pipeline, sink, batch, part)"
+    "committed_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), "
+    + ", ".join(f"{name} {kind}" for name, kind in ADDED.items())
+    + ", PRIMARY KEY (pipeline, sink, batch, part)"
     ") ENGINE = InnoDB"
 )
-#: What a ledger of semel 0.1 does not have.
-ADDED = {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": f"varchar(80) {_LETTERS} DEFAULT ''"}
 FENCE = (
     "CREATE TABLE IF NOT EXISTS {fence} ("
     f"pipeline varchar(36) {_LETTERS}, sink varchar(40) {_LETTERS}, incarnation bigint NOT NULL, "
@@ -480,7 +482,7 @@ class MySqlStore(Store):
         if self.has_bookkeeping():
             self._add_columns()
             return
-        self.query(LEDGER, added=", ".join(f"{name} {kind}" for name, kind in ADDED.items()))
+        self.query(LEDGER)
         self.query(FENCE)
 
     def _add_columns(self) -> None:

@@ -45,16 +45,16 @@ SESSION = (
     "CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', false) END, "
     "(SELECT count(set_config(name, '0', false)) FROM pg_settings WHERE name = ANY (%s))"
 )
-LEDGER = """
-CREATE TABLE IF NOT EXISTS {ledger} (
+#: What a ledger of semel 0.1 does not have.
+ADDED = {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": "text NOT NULL DEFAULT ''"}
+LEDGER = f"""
+CREATE TABLE IF NOT EXISTS {{ledger}} (
     pipeline text NOT NULL, sink text NOT NULL, batch bigint NOT NULL, part text NOT NULL, attempt integer NOT NULL,
     incarnation bigint NOT NULL, row_count bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
-    {added},
+    {", ".join(f"{name} {kind}" for name, kind in ADDED.items())},
     PRIMARY KEY (pipeline, sink, batch, part)
 )
 """
-#: What a ledger of semel 0.1 does not have.
-ADDED = {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": "text NOT NULL DEFAULT ''"}
 #: How long to wait for a ledger that a transaction has locked; others wait behind us.
 ADD_WAIT = "SET LOCAL lock_timeout = '1s'"
 FENCE = """
@@ -279,7 +279,7 @@ class PostgresStore(Store):
             return
         with self.transaction() as run:
             run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
-            run(LEDGER, added=", ".join(f"{name} {kind}" for name, kind in ADDED.items()))
+            run(LEDGER)
             run(FENCE)
 
     def _add_columns(self) -> None:
