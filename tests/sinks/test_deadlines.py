@@ -261,6 +261,52 @@ def test_a_lock_that_somebody_holds_in_mariadb_is_waited_for_until_the_time_is_o
 Lock = Callable[[], object]
 
 
+# What does not mend itself --------------------------------------------------------------------------------------------
+
+
+def commits_only_when_the_table_is_back(
+    sink: Sink, log: MemoryStore, take_away: Callable[[], object], bring_back: Callable[[], object]
+) -> CommitStalled:
+    decided_and_lost(sink, log)
+    with living(sink, log, 2) as life:
+        asked: list[None] = []
+        life.before_each_commit(lambda: asked.append(None))
+        take_away()
+        with pytest.raises(CommitStalled) as caught:
+            life.run()
+        assert len(asked) == 1
+        bring_back()
+        assert life.run().how == "forwarded"
+    assert caught.value.remedy.startswith("This error does not mend itself: ")
+    return caught.value
+
+
+def test_a_table_that_is_gone_in_postgresql_is_not_asked_for_again_and_again(db: Database) -> None:
+    error = commits_only_when_the_table_is_back(
+        db.keyed("ledger"),
+        MemoryStore(),
+        lambda: db.run("ALTER TABLE orders RENAME TO away"),
+        lambda: db.run("ALTER TABLE away RENAME TO orders"),
+    )
+    assert 'orders" does not exist' in error.what
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_a_table_that_is_gone_in_mariadb_is_not_asked_for_again_and_again(maria: mysql_rig.Database) -> None:
+    away = f"away{maria.suffix}"
+    error = commits_only_when_the_table_is_back(
+        maria.sink("ledger"),
+        MemoryStore(),
+        lambda: maria.run(f"RENAME TABLE {maria.table} TO {away}"),
+        lambda: maria.run(f"RENAME TABLE {away} TO {maria.table}"),
+    )
+    assert "doesn't exist" in error.what
+    assert maria.rows() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+# A dump that is being made --------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def backup(session: AbstractContextManager[Any], staged: Callable[[], list[str]]) -> Iterator[tuple[Lock, Lock]]:
     """As a dump does, it reads every table that is there, staging tables included, and keeps its locks.

@@ -185,7 +185,7 @@ class SqlParticipant(Participant):
     # Commit -----------------------------------------------------------------------------------------------------------
 
     def commit(self, committable: Committable) -> Outcome:
-        with self.sink.translated(f"did not let us commit batch {committable.attempt.batch}"):
+        with self.sink.translated(f"did not let us commit batch {committable.attempt.batch}", lasting=ConfigError):
             if "stages" in committable.payload:
                 return self._commit_whole(committable)
             if committable.payload.get("mark"):
