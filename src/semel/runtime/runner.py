@@ -122,10 +122,11 @@ def launch(
     spark: SparkSession,
     path: Path,
     hear: Hear,
-    adapt: Adapt,
-    stop: StopSignals,
-    grace_s: float,
+    adapt: Adapt = as_it_is,
+    stop: StopSignals | None = None,
+    grace_s: float = GRACE_S,
 ) -> Run:
+    signals = stop or StopSignals()
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be built", path):
         writer = adapt(pipeline(spark))
         planned = planned_batch(spark, writer)
@@ -151,7 +152,7 @@ def launch(
         hear(_waiting(pipeline.name, waiting))
 
     def begin() -> Running:
-        return unless_stopped(lambda: writer.launch(listener, waits, stop.is_asked), pipeline.name, stop, grace_s)
+        return unless_stopped(lambda: writer.launch(listener, waits, signals.is_asked), pipeline.name, signals, grace_s)
 
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be started", path):
         running = begin()

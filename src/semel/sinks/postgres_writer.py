@@ -153,10 +153,10 @@ class PostgresWriter(Writer):
         self._promise("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
         return {"prepared": True}
 
-    def _promise(self, sql: str, **names: str) -> None:
+    def _promise(self, sql: str, gid: str = "") -> None:
         """What makes rows durable may wait for a standby that is away: not for ever. Nothing is decided yet."""
         with within(self.sink.timeout_s):
-            self._run(sql, **names)
+            self._run(sql, gid=gid)
 
     def abort(self) -> None:
         """A transaction ends with its connection; what is staged or prepared already has a name."""
