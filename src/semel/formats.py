@@ -23,12 +23,17 @@ TASK = 1
 MANIFEST = 1
 #: Rows of `semel_ledger` in a SQL database, SQLite included: the column `format`.
 LEDGER = 1
-#: Markers and fences in Kafka's control topic.
+#: Markers and fences in Kafka's control topic. It is shared: a newer record of another pipeline is passed over.
 CONTROL_TOPIC = 1
+
+
+def is_newer(found: object, known: int) -> bool:
+    """A number that is none was written by a semel that counts in another way: by a newer one."""
+    return not isinstance(found, int) or found > known
 
 
 def refuse_newer(what: str, found: object, known: int, *, data_now: str = "", remedy: str = "") -> None:
     """Raise NewerRecord when a number is above what this release reads. `what` names the record and its sink."""
-    if not isinstance(found, int) or found > known:
+    if is_newer(found, known):
         told = f"{what} has format {found}; this semel reads up to {known}."
         raise NewerRecord(told, data_now=data_now, remedy=remedy)

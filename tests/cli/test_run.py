@@ -30,7 +30,17 @@ from semel.errors import (
 )
 from semel.runtime import runner
 from semel.runtime.pipeline import Pipeline, StreamWriter
-from semel.runtime.runner import Happening, Run, StopSignals, error_in, exit_code, jvm_watched, stop_all
+from semel.runtime.runner import (
+    Happening,
+    Run,
+    StopSignals,
+    all_stopped,
+    error_in,
+    exit_code,
+    jvm_watched,
+    stop_all,
+    unless_stopped,
+)
 from semel.runtime.session import SparkSettings, session_conf
 
 PIPELINES = """
@@ -314,6 +324,84 @@ def test_a_stop_that_is_not_whole_is_told_with_the_batch_that_is_decided(raises:
     failures = stop_all([one], cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append)
     assert [exit_code(failure) for failure in failures] == [4]
     assert [(h.event, h.error.splitlines()[0]) for h in told] == [("failed", "Batch 4 is decided.")]
+
+
+def test_pipelines_that_do_not_stop_have_one_grace_for_all_of_them() -> None:
+    """Each of these stops only while the others do."""
+    together = threading.Barrier(3)
+
+    class Slow(FakeRunning):
+        def stop(self, _grace_s: float) -> bool:
+            together.wait(60)
+            return True
+
+    told: list[Happening] = []
+    runs = [Run(name, cast(Any, Slow(""))) for name in ("first", "second", "third")]
+    assert stop_all(runs, cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append, 0.5) == []
+    assert [(h.pipeline, h.event) for h in told] == [(run.name, "stopped") for run in runs]
+    assert not together.broken
+
+
+def test_a_pipeline_whose_stop_never_returns_is_told_with_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "STOP_S_MAX", 0.2)
+    released = threading.Event()
+
+    class Stuck(StuckRunning):
+        def stop(self, _grace_s: float) -> bool:
+            return released.wait(60)
+
+    told: list[Happening] = []
+    one = Run("orders", cast(Any, Stuck(None)))
+    try:
+        failures = stop_all([one], cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append, 0.1)
+    finally:
+        released.set()
+    assert [exit_code(failure) for failure in failures] == [4]
+
+
+@pytest.mark.parametrize("first", [BatchFailed("Batch 7 failed."), None])
+def test_of_several_failures_the_one_that_must_not_be_left_as_it_is_ends_the_run_and_all_are_told(
+    first: BatchFailed | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark = cast(Any, SimpleNamespace(stop=lambda: None))
+    failed = f"semel.errors.BatchFailed: {BatchFailed('Batch 9 failed.')}"
+
+    def life() -> None:
+        with all_stopped(spark, StopSignals(), print) as runs:
+            runs += [Run("second", cast(Any, FakeRunning(failed))), Run("third", cast(Any, StuckRunning(None)))]
+            if first is not None:
+                raise first
+
+    with pytest.raises(CommitStalled, match="Batch 4 is decided"):
+        life()
+    assert [message.splitlines()[0] for message in caplog.messages] == [
+        *(["Batch 7 failed."] if first else []),
+        "Batch 9 failed.",
+    ]
+    assert all(len(message.splitlines()) == 3 for message in caplog.messages)
+
+
+def test_a_start_that_hangs_is_given_up_when_a_stop_was_asked_for_and_its_grace_is_over() -> None:
+    released, stop = threading.Event(), StopSignals()
+    stop._asked.set()
+    try:
+        with pytest.raises(QueryStopped, match="Pipeline orders was stopped while it waited for a store in its start"):
+            unless_stopped(cast(Any, lambda: released.wait(60)), "orders", stop, 0.3)
+    finally:
+        released.set()
+
+
+def test_a_start_that_ends_within_the_grace_tells_how_it_ended() -> None:
+    stop = StopSignals()
+    stop._asked.set()
+    running = cast(Any, FakeRunning(""))
+    assert unless_stopped(lambda: running, "orders", stop, 60) is running
+
+    def stalled() -> Any:
+        raise CommitStalled("Batch 4 is decided.")
+
+    with pytest.raises(CommitStalled, match="Batch 4 is decided"):
+        unless_stopped(stalled, "orders", stop, 60)
 
 
 def test_a_spark_that_does_not_stop_is_killed_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ class InTurn(Scripted):
 def test_participants_commit_in_the_opposite_order_of_their_preparing() -> None:
     asked: list[str] = []
     c = coordinator(InTurn("b", asked=asked), InTurn("a", asked=asked))
-    c.__dict__["_committers"] = Committers(1)
+    c.__dict__["_committers"] = Committers(1, apart=False)
     c.exactly_once(4, stage)
     c.close()
     assert asked == ["prepare b", "prepare a", "commit a", "commit b"]
@@ -241,7 +241,7 @@ class ScriptedByTask(Scripted):
 def test_sinks_are_told_by_name_and_not_task_by_task() -> None:
     a, b = ScriptedByTask("a", [Outcome.COMMITTED, *[Outcome.RETRY] * 3]), ScriptedByTask("b")
     c = coordinator(a, b)
-    c.__dict__["_committers"] = Committers(1)
+    c.__dict__["_committers"] = Committers(1, apart=False)
     with pytest.raises(CommitStalled) as caught:
         c.exactly_once(4, stage)
     assert str(caught.value).splitlines()[:2] == [

@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from semel.deadline import seconds_left
-from semel.decisions.log import DecisionLog
+from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.memory import MemoryStore
 from semel.errors import CommitStalled, DecisionUnknown, SinkUnavailable
 from semel.ids import Attempt, Incarnation
 from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import batch as batch_module
 from semel.runtime.batch import Coordinator, Limits, Only, Report
-from semel.runtime.commits import Committers, Rhythm, Waiting, finished
-from semel.sinks.base import Context, StagedPart
+from semel.runtime.commits import COMMITS_AT_ONCE, Committers, Rhythm, Waiting, finished
+from semel.runtime.startup import start_exactly_once
+from semel.sinks import Memory
+from semel.sinks.base import Context, StagedPart, committable_for
 from tests.planned import plans
 from tests.processes import wait_until
 from tests.runtime.test_batch import PIPELINE, Scripted, stage
@@ -140,6 +142,42 @@ def test_more_commits_than_threads_are_all_asked_for() -> None:
     committers.shutdown()
 
 
+@dataclass
+class HangingByTask(Hanging):
+    """Has more to commit than there are threads, and all of it hangs."""
+
+    number: int = COMMITS_AT_ONCE + 4
+
+    def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        super().prepare(attempt, parts)
+        keys = [f"{self.name}/{task}" for task in range(self.number)]
+        return tuple(committable_for(self.name, attempt, [], {}, key=key) for key in keys)
+
+
+def test_a_store_that_hangs_in_all_its_threads_keeps_no_other_from_being_asked() -> None:
+    hanging, b = HangingByTask("kafka"), Scripted("b", [SinkUnavailable("The second store is away.")] * 99)
+    a = Scripted("a")
+
+    def with_all(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
+        return {**stage(attempt, only, plan), "kafka": []}
+
+    # What is last in this order commits first.
+    c = started(a, b, hanging)
+    with let_go(hanging):
+        with pytest.raises(CommitStalled) as caught:
+            c.exactly_once(4, with_all)
+        assert str(caught.value).splitlines()[:2] == [
+            "Batch 4 is decided but could not be committed to b: The second store is away; kafka: it gave no answer.",
+            "  the data now: batch 4 is decided; visible in: a; still to commit: b, kafka",
+        ]
+        assert len(b.calls) > 2
+        assert hanging.calls.count("commit 0") == COMMITS_AT_ONCE
+    c.close()
+    # Those that stood in line were given up with the batch: nobody asks for them late.
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("semel-commit-kafka")])
+    assert hanging.calls.count("commit 0") == COMMITS_AT_ONCE
+
+
 def test_an_error_of_the_asking_itself_is_raised_where_the_answers_are_waited_for() -> None:
     def ask(item: int) -> int:
         raise RuntimeError(f"no {item}")
@@ -251,6 +289,24 @@ def test_a_stop_ends_the_waiting_and_says_where_the_batch_is_visible_and_where_n
 
 def test_a_query_that_is_stopped_by_spark_ends_the_waiting_too() -> None:
     assert str(stopped_while_it_waits(lambda c: setattr(c, "is_stopped", lambda: True))).splitlines()[:2] == TOLD
+
+
+def test_a_start_that_commits_forward_gives_up_when_it_is_stopped() -> None:
+    store, sink = MemoryStore(), Memory("of-a-stopped-start", name="a")
+    first = started(Scripted("a", [SinkUnavailable("Away.")] * 99), store=store)
+    with pytest.raises(CommitStalled):
+        first.exactly_once(0, stage)
+    a = Hanging("a")
+    given = Limits(commit_patience_s=600, tell_after_s=0.3)
+    with let_go(a), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Memory, "participant", lambda *_: a)
+        began = time.monotonic()
+        with pytest.raises(CommitStalled) as caught:
+            start_exactly_once(
+                DecisionLog(store), plans(1), [sink], Identity(PIPELINE), limits=given, is_stopped=lambda: True
+            )
+        assert time.monotonic() - began < SLACK_S
+    assert caught.value.what == "Batch 0 is decided and was stopped before it was committed to a: it gave no answer."
 
 
 def test_what_is_open_can_be_asked_for_while_the_batch_waits() -> None:

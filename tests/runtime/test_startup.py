@@ -11,6 +11,8 @@ import pytest
 import semel
 from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.memory import MemoryStore
+from semel.decisions.records import VERSION, encode
+from semel.errors import NewerRecord
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.protocol.events import Committable, Outcome
 from semel.runtime.commits import Committers
@@ -35,13 +37,25 @@ def test_kafka_prepares_last_and_commits_first_wherever_it_is_named(monkeypatch:
         monkeypatch.setattr(type(sink), "participant", lambda self, _: noting(Participant, self.name, asked))
     coordinator = start_exactly_once(DecisionLog(MemoryStore()), plans(1), SINKS, Identity(PIPELINE, "billing"))
     # One commits after the other, so that their order can be seen.
-    coordinator.__dict__["_committers"] = Committers(1)
+    coordinator.__dict__["_committers"] = Committers(1, apart=False)
     try:
         assert coordinator.exactly_once(0, lambda _, __=None, ___="": {}).how == "committed"
     finally:
         coordinator.close()
     prepares = [f"prepare {name}" for name in (*DATABASES, KAFKA)]
     assert asked == [*prepares, f"commit {KAFKA}", *(f"commit {name}" for name in reversed(DATABASES))]
+
+
+def test_a_start_under_a_newer_semel_that_has_decided_nothing_yet_is_refused_before_it_would_fence_it() -> None:
+    store = MemoryStore()
+    log = DecisionLog(store)
+    log.create_identity(Identity(PIPELINE, "billing"))
+    assert log.claim() == 1
+    newer = {"version": VERSION + 1, "incarnation": 2, "claimed": "in another way"}
+    store.create("incarnations/0000000002.json", encode(newer))
+    with pytest.raises(NewerRecord, match=f"incarnations/0000000002.json has version {VERSION + 1}"):
+        start_exactly_once(log, plans(1), SINKS, Identity(PIPELINE, "billing"))
+    assert log.newest_claim() == 2
 
 
 def test_in_a_task_too_kafka_prepares_last_and_parts_come_in_the_order_of_the_sinks(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import pytest
 import semel
 from semel.errors import CommitStalled
 from semel.runtime.batch import Limits, Report
+from semel.runtime.commits import TELL_AFTER_S
 from semel.runtime.pipeline import STOP_S_MAX, Running, StreamWriter
 from semel.runtime.runner import error_in
 from semel.sinks.sqlite import _SqliteParticipant
@@ -126,3 +129,62 @@ def test_a_stop_returns_within_its_grace_though_a_store_hangs_before_the_decisio
     assert running.undone() is None
     stuck.released.set()
     wait_until(lambda: not running.query.isActive)
+
+
+#: A program of a user, who has set up no logging.
+SCRIPT = """
+import sys, threading, time
+from pyspark.sql import SparkSession
+import semel
+from semel.sinks.sqlite import _SqliteParticipant
+
+root, real = sys.argv[1], _SqliteParticipant.commit
+
+def hang(participant, committable):
+    if participant.sink.name == "second":
+        print("hangs at", time.time(), flush=True)
+        threading.Event().wait(300)
+    return real(participant, committable)
+
+_SqliteParticipant.commit = hang
+spark = (
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
+)
+sinks = [semel.Sqlite(f"{root}/{name}.db", "out", name=name) for name in ("first", "second")]
+query = (
+    semel.write(spark.readStream.schema("id INT").json(root + "/in")).to(*sinks)
+    .option("checkpointLocation", root + "/c").start()
+)
+sys.stdin.readline()
+query.stop()
+print("ERROR", str(query.exception()).count("Batch 0 is decided and was stopped before it was committed to second"))
+"""
+
+
+def test_a_script_that_has_set_up_no_logging_hears_of_what_waits_within_seconds(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text('{"id": 1}\n')
+    (tmp_path / "script.py").write_text(SCRIPT)
+    child = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        hangs_at = float(child.stdout.readline().rpartition(" ")[2])
+        told = next(line for line in child.stderr if "is decided" in line)
+        assert time.time() - hangs_at < TELL_AFTER_S + SLACK_S
+        assert told.startswith("batch 0 is decided and waits for second since ")
+        assert told.endswith("s of at most 60; visible in: first\n")
+        began = time.monotonic()
+        output, errors = child.communicate("\n", timeout=120)
+        assert time.monotonic() - began < 4 * SLACK_S
+        assert (child.returncode, output) == (0, "ERROR 1\n"), errors[-3000:]
+    finally:
+        child.kill()

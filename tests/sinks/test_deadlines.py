@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -26,6 +29,7 @@ from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.commits import Waiting
+from semel.runtime.startup import close_open_slot, sweep
 from semel.sinks import sql_participant
 from semel.sinks.base import Participant, Sink, StagedPart
 from tests.contract.harness import context
@@ -65,6 +69,7 @@ class Life:
         self.participant: Participant = sink.participant(context(incarnation))
         self.told: list[Waiting] = []
         self.seconds = 0.0
+        self.tries = count()
         claims = DecisionLog(log)
         while claims.newest_claim() < incarnation:
             claims.claim()
@@ -82,7 +87,8 @@ class Life:
 
     def _stage(self, attempt: Attempt, only: Only = None, plan: str = "") -> dict[str, list[StagedPart]]:
         assert only is None
-        writer = self.sink.writer(Branch(attempt, self.sink.name, 0, 0), plan=plan)
+        # Each try of Spark has a name of its own.
+        writer = self.sink.writer(Branch(attempt, self.sink.name, 0, next(self.tries)), plan=plan)
         writer.write(self.batch)
         return {self.sink.name: [writer.prepare()]}
 
@@ -175,6 +181,40 @@ def test_a_commit_that_waits_for_a_standby_which_is_away_is_given_up_and_complet
     assert db.staged() == []
 
 
+def before_each_prepare(life: Life, act: Callable[[], object]) -> None:
+    real = life.participant.prepare
+
+    def prepare(attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
+        act()
+        return real(attempt, parts)
+
+    life.participant.prepare = prepare  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("kind", "when"), [("ledger", "staged"), ("prepared", "staged"), ("firm", "prepared")])
+def test_a_batch_that_waits_for_a_standby_before_its_decision_fails_in_time_and_runs_again(
+    db: Database, postgres_server: PostgresServer, kind: str, when: str
+) -> None:
+    db.run("CREATE TABLE orders (id bigint, text text)")
+    sink = db.keyed("prepared" if kind == "prepared" else "ledger", firm=kind == "firm", timeout_s=2)
+    log = MemoryStore()
+    with standby_away(postgres_server) as wait_for_one, living(sink, log, 1) as life:
+        life.coordinator.limits = replace(life.coordinator.limits, stage_patience_s=0.0)
+        if when == "prepared":
+            before_each_prepare(life, wait_for_one)
+        else:
+            wait_for_one()
+        with pytest.raises(SinkUnavailable, match="no answer within"):
+            life.run()
+        assert life.seconds < 3 * SLACK_S
+    with living(sink, log, 2) as life:
+        journal = close_open_slot(DecisionLog(log), life.coordinator.attempt(1, 0))
+        sweep(life.coordinator, {sink.name: life.participant.recover()}, 1, {1: journal})
+        assert life.run().how == "committed"
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+    assert db.staged() == []
+
+
 # Somebody else's locks ------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +256,105 @@ def test_a_lock_that_somebody_holds_in_mariadb_is_waited_for_until_the_time_is_o
         assert life.run().how == "forwarded"
     assert maria.rows() == [(1, "a"), (2, "b"), (3, "c")]
     assert maria.staged() == []
+
+
+Lock = Callable[[], object]
+
+
+# What does not mend itself --------------------------------------------------------------------------------------------
+
+
+def commits_only_when_the_table_is_back(
+    sink: Sink, log: MemoryStore, take_away: Callable[[], object], bring_back: Callable[[], object]
+) -> CommitStalled:
+    decided_and_lost(sink, log)
+    with living(sink, log, 2) as life:
+        asked: list[None] = []
+        life.before_each_commit(lambda: asked.append(None))
+        take_away()
+        with pytest.raises(CommitStalled) as caught:
+            life.run()
+        assert len(asked) == 1
+        bring_back()
+        assert life.run().how == "forwarded"
+    assert caught.value.remedy.startswith("This error does not mend itself: ")
+    return caught.value
+
+
+def test_a_table_that_is_gone_in_postgresql_is_not_asked_for_again_and_again(db: Database) -> None:
+    error = commits_only_when_the_table_is_back(
+        db.keyed("ledger"),
+        MemoryStore(),
+        lambda: db.run("ALTER TABLE orders RENAME TO away"),
+        lambda: db.run("ALTER TABLE away RENAME TO orders"),
+    )
+    assert 'orders" does not exist' in error.what
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_a_table_that_is_gone_in_mariadb_is_not_asked_for_again_and_again(maria: mysql_rig.Database) -> None:
+    away = f"away{maria.suffix}"
+    error = commits_only_when_the_table_is_back(
+        maria.sink("ledger"),
+        MemoryStore(),
+        lambda: maria.run(f"RENAME TABLE {maria.table} TO {away}"),
+        lambda: maria.run(f"RENAME TABLE {away} TO {maria.table}"),
+    )
+    assert "doesn't exist" in error.what
+    assert maria.rows() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+# A dump that is being made --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def backup(session: AbstractContextManager[Any], staged: Callable[[], list[str]]) -> Iterator[tuple[Lock, Lock]]:
+    """As a dump does, it reads every table that is there, staging tables included, and keeps its locks.
+
+    What is yielded begins it and ends it.
+    """
+    with session as other:
+
+        def begin() -> None:
+            other.execute("START TRANSACTION")
+            for name in staged():
+                other.execute(f"SELECT count(*) FROM {name}")  # noqa: S608 - our own
+
+        try:
+            yield begin, lambda: other.execute("ROLLBACK")
+        finally:
+            other.execute("ROLLBACK")
+
+
+def commits_beside_a_backup(
+    sink: Sink, session: AbstractContextManager[Any], staged: Callable[[], list[str]], log: pytest.LogCaptureFixture
+) -> None:
+    with living(sink, MemoryStore(), 1) as life, backup(session, staged) as (begin, end):
+        life.before_each_commit(begin)
+        assert life.run().how == "committed"
+        assert life.seconds < sql_participant.DROP_S_MAX + SLACK_S
+        # What it has locked is left behind, and goes when it has let go of it.
+        assert staged() != []
+        end()
+        life.coordinator.had_trouble = True
+        life.coordinator.tidy(1)
+        assert staged() == []
+    told = [m for m in log.messages if "did not drop its staging tables yet, though batch 1 is committed" in m]
+    assert len(told) == 1
+
+
+def test_a_backup_that_has_read_the_staging_tables_of_postgresql_holds_up_no_commit(
+    db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    commits_beside_a_backup(db.keyed("ledger", timeout_s=60), db.session(), db.staged, caplog)
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_a_backup_that_has_read_the_staging_tables_of_mariadb_holds_up_no_commit(
+    maria: mysql_rig.Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    commits_beside_a_backup(maria.sink("ledger", timeout_s=60), maria.session(), maria.staged, caplog)
+    assert maria.rows() == [(1, "a"), (2, "b"), (3, "c")]
 
 
 # A broker that accepts and never answers ------------------------------------------------------------------------------

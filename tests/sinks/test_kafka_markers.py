@@ -196,6 +196,20 @@ def test_a_record_of_a_newer_semel_stops_us(record: tuple[bytes, bytes]) -> None
     )
 
 
+@pytest.mark.parametrize("record", [marker_record(branch(), 1, "id"), fence_record(fence(1))], ids=["marker", "fence"])
+def test_a_pipeline_that_was_upgraded_first_stops_no_other_one_of_its_control_topic(
+    record: tuple[bytes, bytes],
+) -> None:
+    newer = plain(record[0], json.dumps({"format": CONTROL_TOPIC + 1, "all": "else is new"}).encode())
+    for other in ((OTHERS, SINK), (OURS, "returns")):
+        log = MarkerLog("semel-control", 0, other)
+        log.apply([newer, plain(*fence_record(Fence(*other, 3, "shop", "Kafka topic orders", "p")))])
+        assert list(log.fences) == [other]
+        assert log.markers == {}
+    with pytest.raises(NewerRecord, match="has format 2; this semel reads up to 1"):
+        MarkerLog("semel-control", 0, (OURS, SINK)).apply([newer])
+
+
 def test_sinks_of_a_name_share_a_partition_and_all_partitions_are_used() -> None:
     """Pipelines that could be in each other's way see each other's fences. Other numbers would lose what is written."""
     assert {partition_of(f"sink_{i}") for i in range(100)} == set(range(PARTITIONS))

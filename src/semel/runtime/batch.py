@@ -71,6 +71,8 @@ TIDY_EVERY_BATCHES = 100
 #: How much longer than its seconds a commit is waited for, so that a call which was given them can say why it failed.
 LAST_WORDS_S = 1.0
 CLOSE_S_MAX = 5.0
+#: What is dropped only to be tidy holds up no batch for longer, in each sink: the next tidying or start drops it.
+TIDY_S_MAX = 30.0
 
 #: By these words a query is known that only has to be started again.
 PLAN_OVERWRITTEN = "Another driver has written it meanwhile"
@@ -196,7 +198,8 @@ class Coordinator:
             return
         try:
             for participant in self.participants.values():
-                participant.abort(b for b in participant.recover().branches if b.attempt.batch <= batch)
+                with within(TIDY_S_MAX):
+                    participant.abort(b for b in participant.recover().branches if b.attempt.batch <= batch)
             self.had_trouble = False
         except SinkUnavailable as error:
             self.had_trouble = True
@@ -420,11 +423,14 @@ class Coordinator:
         """The answers of the sinks. What gave none before the time was over is to be asked again at the next start."""
         rhythm = Rhythm(self.clock(), self.limits.tell_after_s)
         answers = self._committers.answers(
-            lambda committable: self._commit_one(committable, work), pending, lambda: self._waits_on(work, rhythm)
+            lambda committable: self._commit_one(committable, work),
+            pending,
+            lambda: self._waits_on(work, rhythm),
+            lambda committable: committable.sink,
         )
         for committable, outcome in zip(pending, answers, strict=True):
             if outcome is None:
-                self.had_trouble = True
+                self.had_trouble = work.is_given_up = True
                 work.unanswered.add(committable.key)
         return [Outcome.RETRY if outcome is None else outcome for outcome in answers]
 
@@ -454,7 +460,8 @@ class Coordinator:
     def _commit_one(self, committable: Committable, work: Work) -> Outcome:
         """Ask until the sink gives an answer that is not "retry", or the time of the batch is over."""
         pause_s = self.limits.commit_pause_s
-        while True:
+        # What still stands in line behind a call that hangs is not asked when the batch has been given up.
+        while not work.is_given_up:
             try:
                 with within(work.give_up_at - self.clock()):
                     outcome = self.participants[committable.sink].commit(committable)
@@ -478,6 +485,7 @@ class Coordinator:
             if self._abandoned.is_set():
                 return Outcome.RETRY
             pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
+        return Outcome.RETRY
 
     def _conclude(self, work: Work) -> None:
         """Do what the table says of the final state: return, or raise what the user must know."""
@@ -506,7 +514,8 @@ class Coordinator:
         """Abort all branches of an attempt, those of tasks that never reported included. Best effort: starts sweep."""
         for participant in self.participants.values():
             try:
-                participant.abort(b for b in participant.recover().branches if b.attempt == attempt)
+                with within(TIDY_S_MAX):
+                    participant.abort(b for b in participant.recover().branches if b.attempt == attempt)
             except Exception:  # noqa: BLE001, S112 - the cause is being raised already; the next start sweeps
                 continue
 

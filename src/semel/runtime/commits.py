@@ -87,33 +87,75 @@ class _Asked(Generic[R]):
 
 
 class Committers:
-    """Threads that are kept from batch to batch: to start some takes as long as to commit. Nobody awaits their end."""
+    """Threads that are kept from batch to batch: to start some takes as long as to commit. Nobody awaits their end.
 
-    def __init__(self, threads_max: int = COMMITS_AT_ONCE) -> None:
+    Each store has threads of its own, so that one which hangs holds up no question to another. With `apart` off all
+    of them share the same threads.
+    """
+
+    def __init__(self, threads_max: int = COMMITS_AT_ONCE, *, apart: bool = True) -> None:
         self._threads_max = threads_max
-        self._threads = 0
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._apart = apart
+        self._lanes: dict[str, _Lane] = {}
 
-    def answers(self, ask: Callable[[T], R], items: Sequence[T], go_on: Callable[[], bool]) -> list[R | None]:
+    def answers(
+        self,
+        ask: Callable[[T], R],
+        items: Sequence[T],
+        go_on: Callable[[], bool],
+        store_of: Callable[[T], str] = lambda _: "",
+    ) -> list[R | None]:
         """Ask for every item, many at once. None stands for what was not answered when `go_on` said no."""
         asked: _Asked[R] = _Asked(len(items))
         for place, item in enumerate(items):
-            self._work.put(_asking(ask, item, place, asked))
-        for _ in range(min(len(items), self._threads_max) - self._threads):
-            self._threads += 1
-            threading.Thread(target=self._live, name=f"semel-commit-{self._threads}", daemon=True).start()
+            self._lane(store_of(item)).take(_asking(ask, item, place, asked))
+        for lane in self._lanes.values():
+            lane.begin()
         while not asked.wait(LOOK_EVERY_S) and go_on():
             pass
         if asked.error is not None:
             raise asked.error
         return [asked.answers.get(place) for place in range(len(items))]
 
+    def _lane(self, store: str) -> _Lane:
+        name = store if self._apart else ""
+        if name not in self._lanes:
+            self._lanes[name] = _Lane(name, self._threads_max)
+        return self._lanes[name]
+
+    def shutdown(self) -> None:
+        """Let the threads end when they come back. One that hangs ends with the process."""
+        for lane in self._lanes.values():
+            lane.shutdown()
+
+
+class _Lane:
+    """The threads of one store, and what they have to ask it, in its order."""
+
+    def __init__(self, name: str, threads_max: int) -> None:
+        self._name = name
+        self._threads_max = threads_max
+        self._threads = 0
+        self._taken = 0
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def take(self, work: Callable[[], None]) -> None:
+        self._taken += 1
+        self._work.put(work)
+
+    def begin(self) -> None:
+        """As many threads as there is work for."""
+        wanted, self._taken = min(self._taken, self._threads_max), 0
+        for _ in range(wanted - self._threads):
+            self._threads += 1
+            name = f"semel-commit-{self._name}-{self._threads}"
+            threading.Thread(target=self._live, name=name, daemon=True).start()
+
     def _live(self) -> None:
         while (work := self._work.get()) is not None:
             work()
 
     def shutdown(self) -> None:
-        """Let the threads end when they come back. One that hangs ends with the process."""
         for _ in range(self._threads):
             self._work.put(None)
 

@@ -43,10 +43,19 @@ def write(df: DataFrame, *, guarantee: str = "exactly-once") -> StreamWriter:
     return StreamWriter(df, check_guarantee(guarantee))
 
 
-def sink(*sinks: Sink, guarantee: str = "exactly-once", name: str = "", power_loss_safe: bool = True) -> BatchFunction:
-    """The drop-in: `df.writeStream.foreachBatch(semel.sink(Sqlite(...))).option(...).start()`."""
+def sink(
+    *sinks: Sink,
+    guarantee: str = "exactly-once",
+    name: str = "",
+    power_loss_safe: bool = True,
+    limits: Limits = Limits(),
+) -> BatchFunction:
+    """The drop-in: `df.writeStream.foreachBatch(semel.sink(Sqlite(...))).option(...).start()`.
+
+    `limits` is what `commit_limits` is to `semel.write`.
+    """
     check_sinks(sinks)
-    return BatchFunction(sinks, check_guarantee(guarantee), name=name, power_loss_safe=power_loss_safe)
+    return BatchFunction(sinks, check_guarantee(guarantee), name=name, power_loss_safe=power_loss_safe, limits=limits)
 
 
 @dataclass(frozen=True)
@@ -106,10 +115,16 @@ class StreamWriter:
         """Check, claim, recover, and hand over to Spark."""
         return self.launch().query
 
-    def launch(self, listener: Listener | None = None, waiting: Callable[[Waiting], None] = lambda _: None) -> Running:
+    def launch(
+        self,
+        listener: Listener | None = None,
+        waiting: Callable[[Waiting], None] = lambda _: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Running:
         """As `start`, with a handle that can stop between two batches.
 
-        `listener` hears how each batch ended, and `waiting` of a decided batch that waits for a sink.
+        `listener` hears how each batch ended, and `waiting` of a decided batch that waits for a sink. `is_stopped` is
+        asked while the start itself waits so: it gives up then.
         """
         check_sinks(self.sinks)
         plan = self.df._jdf.queryExecution().analyzed()
@@ -122,6 +137,7 @@ class StreamWriter:
             limits=self.limits,
             listener=listener,
             waiting=waiting,
+            is_stopped=is_stopped,
             power_loss_safe=power_loss_safe(self.options_),
         )
         check_rows(self.df, function.sinks)

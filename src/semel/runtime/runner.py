@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,12 +30,14 @@ from semel.runtime.batch import PLAN_OVERWRITTEN, Report
 from semel.runtime.commits import Waiting, finished
 from semel.runtime.handover import HANDOVER
 from semel.runtime.loading import load_pipelines, place_and_error, split_target
-from semel.runtime.pipeline import Pipeline, Running, StreamWriter
+from semel.runtime.pipeline import STOP_S_MAX, Pipeline, Running, StreamWriter
 from semel.runtime.session import SparkSettings, open_session
 from semel.runtime.spark import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_LOG = logging.getLogger("semel")
 
 LOOK_EVERY_S = 0.2
 GRACE_S = 30.0
@@ -96,7 +101,8 @@ def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_i
         stop.install()
         with all_stopped(spark, stop, hear, grace_s) as runs:
             for pipeline in pipelines:
-                runs.append(launch(pipeline, spark, path, hear, adapt))
+                if not stop.is_asked():
+                    runs.append(launch(pipeline, spark, path, hear, adapt, stop, grace_s))
             with jvm_watched():
                 watch(runs, stop, hear)
 
@@ -119,7 +125,16 @@ class Run:
         return bool(self.running.query.isActive)
 
 
-def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear, adapt: Adapt = as_it_is) -> Run:
+def launch(
+    pipeline: Pipeline,
+    spark: SparkSession,
+    path: Path,
+    hear: Hear,
+    adapt: Adapt = as_it_is,
+    stop: StopSignals | None = None,
+    grace_s: float = GRACE_S,
+) -> Run:
+    signals = stop or StopSignals()
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be built", path):
         writer = adapt(pipeline(spark))
         planned = planned_batch(spark, writer)
@@ -141,10 +156,47 @@ def launch(pipeline: Pipeline, spark: SparkSession, path: Path, hear: Hear, adap
             )
         )
 
+    def waits(waiting: Waiting) -> None:
+        hear(_waiting(pipeline.name, waiting))
+
+    def begin() -> Running:
+        return unless_stopped(lambda: writer.launch(listener, waits, signals.is_asked), pipeline.name, signals, grace_s)
+
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be started", path):
-        running = writer.launch(listener, lambda waiting: hear(_waiting(pipeline.name, waiting)))
+        running = begin()
     hear(Happening("started", pipeline.name))
-    return Run(pipeline.name, running, begin=lambda: writer.launch(listener))
+    return Run(pipeline.name, running, begin=begin)
+
+
+def unless_stopped(begin: Callable[[], Running], name: str, stop: StopSignals, grace_s: float) -> Running:
+    """Begin in a thread that nobody needs: a store may hang in a start, too, and a stop does not wait for that."""
+    from pyspark import InheritableThread
+
+    found: list[Running | BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(begin())
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            found.append(error)
+
+    thread = InheritableThread(target=work, name="semel-begin", daemon=True)
+    thread.start()
+    give_up_at = math.inf
+    while thread.is_alive():
+        thread.join(LOOK_EVERY_S)
+        if stop.is_asked():
+            give_up_at = min(give_up_at, time.monotonic() + grace_s)
+        if time.monotonic() > give_up_at:
+            raise QueryStopped(
+                f"Pipeline {name} was stopped while it waited for a store in its start.",
+                data_now="this start wrote no row of a new batch; what was decided before is still to be completed",
+                remedy="Start the pipeline again when its stores answer.",
+            )
+    (outcome,) = found
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def _waiting(pipeline: str, waiting: Waiting) -> Happening:
@@ -219,7 +271,7 @@ def tell_ends(runs: Sequence[Run], hear: Hear) -> None:
         hear(Happening("failed" if failure else "stopped", run.name, error=str(failure or "")))
         failures += [failure] if failure else []
     if failures:
-        raise failures[0]
+        raise gravest(failures)
 
 
 #: What Spark says when another one has written the same file of the checkpoint, and what we say of it.
@@ -287,24 +339,46 @@ def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: flo
     runs: list[Run] = []
     try:
         yield runs
+    except SemelError as error:
+        failures = stop_all(runs, spark, stop, hear, grace_s)
+        raise gravest([error, *failures]) from error.__cause__
     except BaseException:
-        stop_all(runs, spark, stop, hear, grace_s)
+        for failure in stop_all(runs, spark, stop, hear, grace_s):
+            _LOG.error("%s", failure)
         raise
     failures = stop_all(runs, spark, stop, hear, grace_s)
     if failures:
-        raise failures[0]
+        raise gravest(failures)
+
+
+def gravest(failures: Sequence[SemelError]) -> SemelError:
+    """Of several failures the one to end with: the first of those that must not be left as they are. Others are told
+    now, because nobody else will."""
+    found = next((failure for failure in failures if isinstance(failure, CommitStalled)), failures[0])
+    for failure in failures:
+        if failure is not found:
+            _LOG.error("%s", failure)
+    return found
 
 
 def stop_all(
     runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S
 ) -> list[SemelError]:
-    """Returns the failures that nobody has been told of yet: a batch may fail while it is waited for."""
+    """Returns the failures that nobody has been told of yet: a batch may fail while it is waited for.
+
+    All of them are stopped at once, so that the grace is that of all.
+    """
     stop.at_once = lambda number: _die(spark, number)
+    stopping = [_Stopping(run.running, grace_s) for run in runs]
+    for one in stopping:
+        one.start()
+    give_up_at = time.monotonic() + grace_s + STOP_S_MAX
     failures = []
-    for run in runs:
+    for run, one in zip(runs, stopping, strict=True):
+        one.join(max(0.0, give_up_at - time.monotonic()))
         # Whatever goes wrong while stopping, the batch is safe: the next start completes it or rolls it back.
         with suppress(Exception):
-            failure = _stop(run, hear, grace_s)
+            failure = _failure_of_stop(run, hear, whole=one.whole)
             failures += [failure] if failure else []
     with suppress(Exception):
         if not finished(spark.stop, SPARK_STOP_S_MAX, "semel-stop-spark"):
@@ -313,10 +387,21 @@ def stop_all(
     return failures
 
 
-def _stop(run: Run, hear: Hear, grace_s: float) -> SemelError | None:
-    whole = False
-    with suppress(Exception):  # of Spark, which does not keep us from saying what is open
-        whole = run.running.stop(grace_s)
+class _Stopping(threading.Thread):
+    """Stops one pipeline. `whole` says whether its batch came to its end."""
+
+    def __init__(self, running: Running, grace_s: float) -> None:
+        super().__init__(name="semel-stop-pipeline", daemon=True)
+        self.running = running
+        self.grace_s = grace_s
+        self.whole = False
+
+    def run(self) -> None:
+        with suppress(Exception):  # of Spark, which does not keep us from saying what is open
+            self.whole = self.running.stop(self.grace_s)
+
+
+def _failure_of_stop(run: Run, hear: Hear, *, whole: bool) -> SemelError | None:
     if run.told:
         return None
     run.told = True
@@ -362,6 +447,9 @@ class StopSignals:
     def install(self) -> None:
         for number in self._before:
             signal.signal(number, self._handle)
+
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
 
     def wait(self, seconds: float) -> bool:
         return self._asked.wait(seconds)

@@ -134,6 +134,7 @@ class BatchFunction:
         limits: Limits = Limits(),
         listener: Listener | None = None,
         waiting: Callable[[Waiting], None] = lambda _: None,
+        is_stopped: Callable[[], bool] = lambda: False,
         power_loss_safe: bool = True,
     ) -> None:
         self.power_loss_safe = power_loss_safe
@@ -145,6 +146,8 @@ class BatchFunction:
         self.listener = listener
         #: Hears of a decided batch that waits for a sink.
         self.waiting = waiting
+        #: Whether a start that waits should give up. Of a query that runs, Spark knows it.
+        self.is_stopped = is_stopped
         self.draining = False
         #: Whether the sinks were asked about the rows before the query was started.
         self.rows_checked = False
@@ -153,7 +156,6 @@ class BatchFunction:
         #: Why the query was stopped from inside: another incarnation has taken the pipeline over.
         self.fenced: Fenced | None = None
         self._busy = threading.Lock()
-        self._ending = threading.Lock()
         self._claimed = 0
         self._run_id = ""
         self._checkpoint: Checkpoint | None = None
@@ -182,6 +184,7 @@ class BatchFunction:
                 limits=self.limits,
                 under_way=under_way,
                 tell=self.waiting,
+                is_stopped=self.is_stopped,
                 wait=wait_for_older,
             )
         else:
@@ -318,6 +321,7 @@ class BatchFunction:
             if not self.rows_checked:
                 check_rows(df, self.sinks)
             self.known_by = known_by(planned_sources(query.analyzed))
+            self.is_stopped = lambda: not query.is_active
             self.begin(df.sparkSession, query.checkpoint, query.id, under_way=batch_id)
         self._run_id = query.run_id
         if self._coordinator is None:

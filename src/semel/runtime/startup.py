@@ -44,7 +44,7 @@ def nobody_to_wait_for(log: DecisionLog, ours: int) -> None:
     """For a start that is known to be alone."""
 
 
-def start_exactly_once(
+def start_exactly_once(  # noqa: PLR0913 - the first four are what it starts, the others are keywords
     log: DecisionLog,
     plans: Plans,
     sinks: Sequence[Sink],
@@ -54,13 +54,14 @@ def start_exactly_once(
     under_way: int | None = None,
     wait: Wait = nobody_to_wait_for,
     tell: Callable[[Waiting], None] = lambda _: None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Coordinator:
     """Claim, fence, settle, sweep; then the pipeline may run. `under_way` is a batch that Spark runs already.
 
     `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for.
     """
     coordinator = _claim(log, sinks, identity, marked=True, limits=limits, plans=plans)
-    coordinator.plans, coordinator.tell = plans, tell
+    coordinator.plans, coordinator.tell, coordinator.is_stopped = plans, tell, is_stopped
     coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
     try:
         _recover(coordinator, log, plans, under_way, wait, {sink.name: sink.starts for sink in sinks})
@@ -133,6 +134,8 @@ def _claim(
         _refuse_anothers_checkpoint(found, identity, log.store.describe())
     if plans is not None:
         check_beginnings(log, plans, sinks, identity.pipeline)
+    # A newer semel that has claimed, and decided nothing yet, must not be fenced by a start that is refused later.
+    log.claimed(log.newest_claim())
     if found is None:
         log.create_identity(identity)
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})

@@ -15,6 +15,8 @@ from semel.runtime.command import start_again
 #: What can mend itself, so that it is worth asking again. Any other error is one of a program.
 MAY_MEND_ITSELF = (SinkUnavailable, OSError)
 
+CORRECT_IT = "correct the sink or its settings"
+
 
 @dataclass
 class Work:
@@ -37,6 +39,8 @@ class Work:
     #: The keys of those that did not answer in time.
     unanswered: set[str] = field(default_factory=set)
     give_up_at: float = 0.0
+    #: Nobody waits for its answers any more.
+    is_given_up: bool = False
     was_stopped: bool = False
     is_deciding: bool = False
 
@@ -131,8 +135,10 @@ def stalled(work: Work, stopped: str) -> CommitStalled:
     causes = "; ".join(f"{sink}: {work.why_open(sink)}" for sink in sinks)
     error = work.error_of_open
     how = "Bring the sink back"
-    if error is not None and not isinstance(error, (*MAY_MEND_ITSELF, SemelError)):
-        how = "This error does not mend itself: correct the sink or its settings"
+    if error is not None and not isinstance(error, MAY_MEND_ITSELF):
+        own = isinstance(error, SemelError) and error.remedy != type(error).remedy
+        remedy = str(getattr(error, "remedy", "")).partition(", then start")[0].rstrip(".")
+        how = f"This error does not mend itself: {remedy if own else CORRECT_IT}"
     elif work.unanswered and not stopped:
         how = "Bring the sink back, or give it more time (commit_limits, commit_patience_s),"
     return CommitStalled(

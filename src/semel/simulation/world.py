@@ -255,7 +255,13 @@ class InSeededOrder:
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
 
-    def answers(self, ask: Callable[[T], R], items: Iterable[T], go_on: Callable[[], bool]) -> list[R | None]:  # noqa: ARG002 - nobody has to wait
+    def answers(
+        self,
+        ask: Callable[[T], R],
+        items: Iterable[T],
+        go_on: Callable[[], bool],  # noqa: ARG002 - nobody has to wait
+        store_of: Callable[[T], str],  # noqa: ARG002 - and nobody is held up
+    ) -> list[R | None]:
         pending = list(enumerate(items))
         self.dice.shuffle(pending)
         done = {index: ask(item) for index, item in pending}

@@ -306,7 +306,8 @@ class _KafkaParticipant(Participant):
         """The marker log, read to its end. Without a control topic it is empty, and is looked for again."""
         with self._lock:
             if self._log is None:
-                log = MarkerLog(self.sink.control_topic, partition_of(self.sink.name))
+                who = self.context.pipeline, self.sink.name
+                log = MarkerLog(self.sink.control_topic, partition_of(self.sink.name), who)
                 if not self.wire.partitions(self.sink.control_topic):
                     return log
                 self._control_id = self.wire.topic_id(self.sink.control_topic)

@@ -28,7 +28,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from semel.errors import SinkUnavailable
-from semel.formats import CONTROL_TOPIC, refuse_newer
+from semel.formats import CONTROL_TOPIC, is_newer, refuse_newer
 from semel.ids import Branch, PipelineId, parse_branch
 from semel.sinks.kafka_requests import LogEnd, LogRecord, Slice, Transaction
 
@@ -110,10 +110,15 @@ class Readable(Protocol):
 
 @dataclass
 class MarkerLog:
-    """One partition of the control topic, read as far as `position`. `catch_up` reads what has come since."""
+    """One partition of the control topic, read as far as `position`. `catch_up` reads what has come since.
+
+    `who` is the pipeline and the sink for which it is read: what a newer semel says of them is refused. Without it, of
+    anybody.
+    """
 
     topic: str
     partition: int
+    who: tuple[PipelineId, str] | None = None
     position: int = 0
     markers: dict[str, Marker] = field(default_factory=dict)
     fences: dict[tuple[PipelineId, str], Fence] = field(default_factory=dict)
@@ -155,17 +160,24 @@ class MarkerLog:
 
     def _record(self, record: LogRecord, key: str, value: bytes | None) -> None:
         kind, _, rest = key.partition("/")
-        if kind == "fence":
-            pipeline, _, sink = rest.partition("/")
-            self._fenced((PipelineId(pipeline), sink), value)
-        elif kind == "marker" and value is not None:
-            self._marked(record, _decoded(key, value))
-
-    def _fenced(self, who: tuple[PipelineId, str], value: bytes | None) -> None:
-        if value is None:
-            self.fences.pop(who, None)
+        if kind not in ("fence", "marker"):
             return
-        said = _decoded(f"fence/{who[0]}/{who[1]}", value)
+        pipeline, _, rest = rest.partition("/")
+        who = PipelineId(pipeline), rest.partition("/")[0]
+        if value is not None:
+            said = json.loads(value)
+            if self.who not in (None, who) and is_newer(said["format"], CONTROL_TOPIC):
+                # A pipeline that was upgraded before ours. What it does in the control topic is its own.
+                return
+            refuse_newer(f"The record {key} in Kafka's control topic", said["format"], CONTROL_TOPIC)
+            if kind == "fence":
+                self._fenced(who, said)
+            else:
+                self._marked(record, said)
+        elif kind == "fence":
+            self.fences.pop(who, None)
+
+    def _fenced(self, who: tuple[PipelineId, str], said: Mapping[str, Any]) -> None:
         if who not in self.fences or said["incarnation"] >= self.fences[who].incarnation:
             self.fences[who] = Fence(*who, said["incarnation"], said["name"], said["target"], said["prefix"])
 
@@ -212,7 +224,6 @@ class WholeMarkerLog(MarkerLog):
     that is not there was not written.
     """
 
-    who: tuple[PipelineId, str] = (PipelineId(""), "")
     _next: int = 0
     #: Behind the last hole: incarnation -> the batch of its first marker. -1 where the first incarnation's fence is
     #: there as well, which comes before all markers.
@@ -227,7 +238,8 @@ class WholeMarkerLog(MarkerLog):
         """
         if self._firsts.get(1) == -1:
             return 0
-        newest = self.fences[self.who].incarnation if self.who in self.fences else 0
+        fence = self.fences.get(self.who) if self.who is not None else None
+        newest = fence.incarnation if fence is not None else 0
         first = self._firsts.get(newest, -1)
         return first + 1 if first >= 0 else None
 
@@ -238,9 +250,9 @@ class WholeMarkerLog(MarkerLog):
             self._next = entry.offset + 1
             super().apply([entry])
 
-    def _fenced(self, who: tuple[PipelineId, str], value: bytes | None) -> None:
-        super()._fenced(who, value)
-        if who == self.who and value is not None and _decoded("fence/" + "/".join(who), value)["incarnation"] == 1:
+    def _fenced(self, who: tuple[PipelineId, str], said: Mapping[str, Any]) -> None:
+        super()._fenced(who, said)
+        if who == self.who and said["incarnation"] == 1:
             self._firsts.setdefault(1, -1)
 
     def _marked(self, record: LogRecord, said: Mapping[str, Any]) -> None:
@@ -252,10 +264,3 @@ class WholeMarkerLog(MarkerLog):
     @staticmethod
     def _is_past(old: Marker, batch: int) -> bool:  # noqa: ARG004 - nothing is
         return False
-
-
-def _decoded(key: str, value: bytes) -> dict[str, Any]:
-    """The key says of which pipeline and sink it is."""
-    said: dict[str, Any] = json.loads(value)
-    refuse_newer(f"The record {key} in Kafka's control topic", said["format"], CONTROL_TOPIC)
-    return said

@@ -47,6 +47,10 @@ TRANSIENT = frozenset(
     | {1020, 1226, 1290, 1317, 1461, 1613, 1614, 1792, 1836, 1927, 1969, 3024, 3101, 3572, 4031}
 )
 PERMISSION_DENIED = frozenset({1044, 1142, 1143, 1227, 1370})
+#: What does not end by itself: those, and names, values and constraints that a statement meets in vain.
+LASTING = PERMISSION_DENIED | frozenset(
+    {1048, 1049, 1054, 1062, 1064, 1146, 1264, 1292, 1364, 1366, 1406, 1451, 1452, 1644, 3819, 4025}
+)
 PERMISSION_REMEDY = "GRANT this user what docs/sinks/mysql.md lists for the mode, or use another user."
 #: Numbers of the client's own, all about connections.
 CLIENT_ERRORS = range(2000, 3000)
@@ -263,7 +267,9 @@ class MySql(SqlSink):
     # What goes wrong --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def translated(self, what: str, *, refused: type[SemelError] = SinkUnavailable) -> Iterator[None]:
+    def translated(
+        self, what: str, *, refused: type[SemelError] = SinkUnavailable, lasting: type[SemelError] | None = None
+    ) -> Iterator[None]:
         client = pymysql_()
         try:
             yield
@@ -271,6 +277,8 @@ class MySql(SqlSink):
             number = number_of(error)
             away = number in CLIENT_ERRORS or number < 1000 or isinstance(error, client.InterfaceError)
             kind = SinkUnavailable if away or number in TRANSIENT else refused
+            if lasting is not None and number in LASTING:
+                kind = lasting
             remedy = PERMISSION_REMEDY if number in PERMISSION_DENIED else ""
             raise kind(f"{self.describe()} {what}: {one_line(error)}.", remedy=remedy) from None
 

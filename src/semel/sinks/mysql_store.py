@@ -131,7 +131,7 @@ class Place(SqlPlace):
                 local_infile=True,
                 connect_timeout=max(2, limited(self.seconds)),
                 read_timeout=max(2, limited(self.seconds)),
-                write_timeout=STATEMENT_S_MAX,
+                write_timeout=limited(STATEMENT_S_MAX),
             )
             self._set_up(connection)
         except client.Error as error:
@@ -154,7 +154,7 @@ class Place(SqlPlace):
         if is_mariadb(connection):
             execute(connection, MARIADB_SESSION)
         execute(connection, ISOLATION)
-        connection._read_timeout = STATEMENT_S_MAX
+        connection._read_timeout = limited(STATEMENT_S_MAX)
         if connection._sock.family in (socket.AF_INET, socket.AF_INET6):
             self._notice_when_it_vanishes(connection._sock)
 

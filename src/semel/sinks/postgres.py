@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: What may be over in a moment, by SQLSTATE or its class: connections, resources, locks, deadlocks, shutdowns.
 TRANSIENT = ("08", "40", "53", "55P03", "57")
+#: What does not end by itself: features, values, constraints, names, rights, and what a trigger raises.
+LASTING = ("0A", "22", "23", "26", "28", "3D", "3F", "42", "P0")
 #: An id has at most 2.7 KB, for it must fit an index.
 IDS_MAX = 50_000
 PERMISSION_DENIED = "42501"
@@ -94,7 +96,9 @@ class Postgres(SqlSink):
     # What goes wrong --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def translated(self, what: str, *, refused: type[SemelError] = SinkUnavailable) -> Iterator[None]:
+    def translated(
+        self, what: str, *, refused: type[SemelError] = SinkUnavailable, lasting: type[SemelError] | None = None
+    ) -> Iterator[None]:
         client = psycopg_()
         try:
             yield
@@ -104,6 +108,8 @@ class Postgres(SqlSink):
                 raise self.too_few_prepared(str(error.diag.message_hint), kind=refused) from None
             away = isinstance(error, client.OperationalError | client.InterfaceError) and not state
             kind = SinkUnavailable if away or state.startswith(TRANSIENT) else refused
+            if lasting is not None and state.startswith(LASTING):
+                kind = lasting
             remedy = PERMISSION_REMEDY if state == PERMISSION_DENIED else ""
             raise kind(f"{self.describe()} {what}: {one_line(error)}.", remedy=remedy) from None
 

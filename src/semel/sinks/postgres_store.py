@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from semel import formats
-from semel.deadline import limited, seconds_left
+from semel.deadline import limited, seconds_left, within
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId, parse_branch
 from semel.sinks.postgres_types import Column
@@ -222,7 +222,9 @@ class PostgresStore(Store):
         return execute(connection, sql, values, **self.place.names, **names)
 
     def prepare_natively(self, connection: psycopg.Connection[Any], branch: Branch) -> None:
-        self.run(connection, "PREPARE TRANSACTION {gid}", gid=literal(branch))
+        # It may wait for a standby that is away, as a COMMIT does.
+        with within(self.place.timeout_s):
+            self.run(connection, "PREPARE TRANSACTION {gid}", gid=literal(branch))
 
     def commented_tables(self) -> list[tuple[Any, ...]]:
         return self.query(

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from semel.deadline import within
 from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 #: How long a task that failed waits for its tables.
 DROP_WAIT_MS_MAX = 500
+DROP_S_MAX = 5.0
 
 
 class PostgresWriter(Writer):
@@ -126,7 +128,7 @@ class PostgresWriter(Writer):
         # A session remembers which names it found missing. Only when it opens a table it hears what others have made.
         self._run("SELECT FROM pg_class LIMIT 0")
         set_up(self.sink, self._run, schema)
-        self._run("COMMIT")
+        self._promise("COMMIT")
 
     def prepare(self) -> StagedPart:
         if self._connection is None:
@@ -141,15 +143,20 @@ class PostgresWriter(Writer):
     def _end(self) -> dict[str, Any]:
         """Staged rows are committed to a table of their own. Below exactly-once rows need not wait for anybody."""
         if not self.sink.is_native:
-            self._run("COMMIT")
+            self._promise("COMMIT")
             return {"pieces": self._pieces}
         if not self.durable:
-            self._run("COMMIT")
+            self._promise("COMMIT")
             return {}
         plan = self.plan if "plan" in ledger_columns(self._run, self.sink.place) else None
         write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows, plan)
-        self._run("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
+        self._promise("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
         return {"prepared": True}
+
+    def _promise(self, sql: str, gid: str = "") -> None:
+        """What makes rows durable may wait for a standby that is away: not for ever. Nothing is decided yet."""
+        with within(self.sink.timeout_s):
+            self._run(sql, gid=gid)
 
     def abort(self) -> None:
         """A transaction ends with its connection; what is staged or prepared already has a name."""
@@ -165,7 +172,8 @@ class PostgresWriter(Writer):
             with suppress(Exception):
                 copying.__exit__(None, None, None)
         if may_be_safe:
-            with suppress(Exception), self.sink.place.connect("semel") as other:  # the driver sweeps
+            limit = within(DROP_S_MAX)
+            with suppress(Exception), limit, self.sink.place.connect("semel") as other:  # the driver sweeps
                 # It does so, too, when it has begun to move these rows and keeps the tables locked.
                 execute(other, "SET lock_timeout = {ms}", ms=str(DROP_WAIT_MS_MAX))
                 drop_branch(other, self.sink, self.branch)

@@ -232,8 +232,13 @@ class SqlSink(Sink):
         return hashlib.sha256("\0".join([self.table, *self.key]).encode()).hexdigest()[:16]
 
     @abstractmethod
-    def translated(self, what: str, *, refused: type[SemelError] = SinkUnavailable) -> AbstractContextManager[None]:
-        """Turn the client's errors into ours: SinkUnavailable where it was the connection, else `refused`."""
+    def translated(
+        self, what: str, *, refused: type[SemelError] = SinkUnavailable, lasting: type[SemelError] | None = None
+    ) -> AbstractContextManager[None]:
+        """Turn the client's errors into ours: SinkUnavailable where it was the connection, else `refused`.
+
+        `lasting` is for what no second try can mend: a right that is missing, a table that is gone, a row in the way.
+        """
 
     @abstractmethod
     def store(self, context: Context) -> Store:

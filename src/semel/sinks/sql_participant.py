@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from semel import formats
 from semel.deadline import within
-from semel.errors import BatchFailed, ConfigError, Fenced
+from semel.errors import BatchFailed, ConfigError, Fenced, SemelError
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -25,9 +26,13 @@ from semel.sinks.sql import Run, SqlSink
 from semel.sinks.sql_ahead import Ahead
 from semel.sinks.sql_store import Held, Session, StagedGone, piece_name, stage_table
 
+_LOG = logging.getLogger("semel")
+
 LEDGER_BATCHES_KEPT = 1_000
 #: At the least, for all that a start asks of a database before it may write.
 FENCE_S_MIN = 20.0
+#: What is left of staging tables when a batch is committed is waited for no longer.
+DROP_S_MAX = 2.0
 #: Where tasks write the ledger, the driver prunes it now and then.
 PRUNED_EVERY_BATCHES = 100
 #: The ledger row of a batch that the driver moves as a whole; a task's own has the name of its branch.
@@ -180,7 +185,7 @@ class SqlParticipant(Participant):
     # Commit -----------------------------------------------------------------------------------------------------------
 
     def commit(self, committable: Committable) -> Outcome:
-        with self.sink.translated(f"did not let us commit batch {committable.attempt.batch}"):
+        with self.sink.translated(f"did not let us commit batch {committable.attempt.batch}", lasting=ConfigError):
             if "stages" in committable.payload:
                 return self._commit_whole(committable)
             if committable.payload.get("mark"):
@@ -199,8 +204,18 @@ class SqlParticipant(Participant):
                 return Outcome.GONE
         failpoint(f"{self.sink.kind}.committed")
         self._moved.pop(committable.key, None)
-        self.store.drop_staged(committable.payload["stages"])
+        self._drop_what_was_moved(committable)
         return outcome
+
+    def _drop_what_was_moved(self, committable: Committable) -> None:
+        """The batch is visible: who has a lock on a staging table, a backup for one, holds up no commit of it."""
+        done = f"did not drop its staging tables yet, though batch {committable.attempt.batch} is committed"
+        try:
+            with within(DROP_S_MAX), self.sink.translated(done):
+                self.store.drop_staged(committable.payload["stages"])
+        except SemelError as error:
+            # They are tidied away later, when whatever it is has passed.
+            _LOG.warning("%s", error.what)
 
     def _is_ended(self, committable: Committable) -> bool:
         """Whether what was prepared is committed now. What is not there any more is to be looked for in the ledger."""
