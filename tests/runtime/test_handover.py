@@ -18,10 +18,12 @@ import pytest
 import semel
 from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
 from semel.decisions.memory import MemoryStore
-from semel.errors import Fenced, SemelError
+from semel.errors import Fenced, SemelError, SinkUnavailable
+from semel.runtime import runner
 from semel.runtime.batch import Report
+from semel.runtime.commits import Waiting
 from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
-from semel.runtime.runner import Happening, Run, StopSignals, exit_code, watch
+from semel.runtime.runner import Happening, Run, StopSignals, exit_code, launch, watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -187,6 +189,51 @@ def test_it_is_started_again_only_so_often() -> None:
         watch([lost(None, begun)], StopSignals(), told.append)
     assert len(begun) == HANDOVER.restarts
     assert [h.event for h in told] == ["started"] * HANDOVER.restarts + ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "told_as"),
+    [
+        (SinkUnavailable("PostgreSQL cannot be reached."), "PostgreSQL cannot be reached."),
+        (ValueError("no such thing\nas this"), "Pipeline orders could not be started again: no such thing"),
+    ],
+)
+def test_a_new_start_that_fails_is_told_as_why_the_pipeline_does_not_run(raised: Exception, told_as: str) -> None:
+    def begin() -> Any:
+        raise raised
+
+    told, run = list[Happening](), lost(None, [])
+    run.begin = begin
+    with pytest.raises(SemelError) as caught:
+        watch([run], StopSignals(), told.append)
+    assert (caught.value.what, run.told, exit_code(caught.value)) == (told_as, True, 1)
+    assert [(h.event, h.error) for h in told] == [("failed", str(caught.value))]
+
+
+def test_a_query_that_is_started_again_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches, and that a decided batch waits for a sink."""
+    monkeypatch.setattr(runner, "planned_batch", lambda _spark, _writer: None)
+    heard: list[Any] = []
+
+    def launched(listener: Any, waiting: Any) -> Any:
+        heard.append((listener, waiting))
+        return SimpleNamespace()
+
+    class Orders:
+        name = "orders"
+
+        def __call__(self, _spark: Any) -> Any:
+            return SimpleNamespace(launch=launched)
+
+    pipeline: Any = Orders()
+    told = list[Happening]()
+    run = launch(pipeline, pipeline, tmp_path, told.append)
+    assert run.begin is not None
+    run.begin()
+    for listener, waiting in heard:
+        listener(Report(7, "committed", rows=3))
+        waiting(Waiting(7, ("kafka",), (), "then", 5.0, 30.0, "no answer"))
+    assert [h.event for h in told] == ["started", "batch", "waiting", "batch", "waiting"]
 
 
 def test_the_older_one_that_loses_the_race_ends_fenced() -> None:
