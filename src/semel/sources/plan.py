@@ -78,7 +78,7 @@ def _source(leaf: Any) -> PlannedSource:
         return PlannedSource(str(leaf.sourceName()), _lower(_java_dict(leaf.extraOptions().asCaseSensitiveMap())))
     if kind == "StreamingRelation":
         source = leaf.dataSource()
-        return PlannedSource(str(source.className()), _lower(_scala_dict(source.options())))
+        return PlannedSource(str(source.className()), _lower(scala_dict(source.options())))
     return PlannedSource(kind)
 
 
@@ -91,7 +91,7 @@ def _java_dict(java_map: Any) -> dict[str, Any]:
     return {key: java_map.get(key) for key in java_map.keySet().toArray()}
 
 
-def _scala_dict(scala_map: Any) -> dict[str, Any]:
+def scala_dict(scala_map: Any) -> dict[str, Any]:
     keys = scala_map.keysIterator()
     found = {}
     while keys.hasNext():
