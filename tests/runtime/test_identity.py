@@ -299,6 +299,7 @@ def test_sources_are_known_by_what_they_read() -> None:
     orders = kafka(subscribe="orders")
     assert orders == kafka(subscribe="orders", maxoffsetspertrigger="7", **{"kafka.sasl.jaas.config": "secret"})
     assert orders == kafka(subscribe="orders", **{"kafka.bootstrap.servers": "b:1, a:1"})
+    assert orders == kafka(subscribe="orders", **{"kafka.bootstrap.servers": "c.new.house:1"})
     assert kafka(subscribe="b,a") == kafka(subscribe="a,b")
     assert len({orders, kafka(subscribe="returns"), kafka(subscribepattern="orders"), known_by([])}) == 4
     files = [known_by([PlannedSource("json", {"path": path})]) for path in ("/in", "/in/", "file:/in", "file:///in")]
