@@ -9,13 +9,16 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import semel
+from semel.decisions.files import FileStore
 from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
 from semel.decisions.memory import MemoryStore
 from semel.errors import Fenced, SemelError, SinkUnavailable
@@ -23,7 +26,9 @@ from semel.runtime import runner
 from semel.runtime.batch import Report
 from semel.runtime.commits import Waiting
 from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
-from semel.runtime.runner import Happening, Run, StopSignals, exit_code, launch, watch
+from semel.runtime.runner import Happening, Run, StopSignals, exit_code, failure_of, launch, watch
+from semel.sinks.base import Sink
+from tests.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -146,12 +151,21 @@ def test_the_older_driver_drains_stops_and_only_then_says_that_it_has_left() -> 
 # Spark's own race ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Sink:
+    return semel.Sqlite(str(tmp_path / "out.db"), "out")
+
+
+def rows(folder: Path) -> Any:
+    with sqlite3.connect(folder / "out.db") as connection:
+        return connection.execute("SELECT count(*), count(DISTINCT id) FROM out").fetchone()
+
+
 def test_a_query_that_lost_a_race_for_a_file_of_the_checkpoint_is_started_again(
-    stream: DataFrame, tmp_path: Path, put: Callable[[int], None]
+    stream: DataFrame, out: Sink, tmp_path: Path, put: Callable[[int], None]
 ) -> None:
     put(2)
-    target = semel.Sqlite(str(tmp_path / "out.db"), "out")
-    writer = semel.write(stream).to(target).option("checkpointLocation", str(tmp_path / "c"))
+    writer = semel.write(stream).to(out).option("checkpointLocation", str(tmp_path / "c"))
     writer = writer.trigger(availableNow=True)
     commits = tmp_path / "c" / "commits"
 
@@ -164,8 +178,32 @@ def test_a_query_that_lost_a_race_for_a_file_of_the_checkpoint_is_started_again(
     watch([run], StopSignals(), told.append)
     assert [(h.event, bool(h.warning)) for h in told] == [("started", True), ("stopped", False)]
     assert run.restarts == 1
-    with sqlite3.connect(tmp_path / "out.db") as connection:
-        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM out").fetchall() == [(30, 30)]
+    assert rows(tmp_path) == (30, 30)
+
+
+def test_who_is_superseded_leaves_the_end_of_its_batch_to_the_newer_one(
+    stream: DataFrame, out: Sink, tmp_path: Path
+) -> None:
+    """It is committed, and Spark has not written `commits/1`: the newer one would fail when it does."""
+    checkpoint = tmp_path / "c"
+    log = DecisionLog(FileStore(checkpoint / "semel"))
+
+    def a_newer_one_claims(report: Report) -> None:
+        if report.batch == 1:
+            log.claim()
+
+    writer = semel.write(stream).to(out).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    running = writer.launch(a_newer_one_claims)
+    with suppress(StreamingQueryException):  # unless it was stopped even before
+        running.query.awaitTermination()
+    assert isinstance(failure_of(Run("orders", running)), Fenced)
+    wait_until(lambda: log.has_left(1), 10)
+    assert sorted(path.name for path in (checkpoint / "commits").iterdir() if path.name.isdigit()) == ["0"]
+    assert rows(tmp_path) == (20, 20)
+
+    writer.start().awaitTermination()
+    assert (checkpoint / "commits" / "1").exists()
+    assert rows(tmp_path) == (20, 20)
 
 
 LOST = "[STREAM_FAILED] Query terminated: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."

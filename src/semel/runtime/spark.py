@@ -269,6 +269,12 @@ class BatchFunction:
                 raise
         if self.listener is not None:
             self.listener(report)
+        newer = self.find_newer()
+        if newer is not None:
+            # The batch stays committed. Spark must not write that it is over: the newer driver has the batch in hand,
+            # or has read the checkpoint, and of two Sparks that write one file the second fails.
+            self.end()
+            raise newer
 
     def _work(self, df: DataFrame, batch_id: int) -> Report:
         query = RunningQuery(df)
