@@ -59,7 +59,7 @@ def start_exactly_once(
 
     `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for.
     """
-    coordinator = _claim(log, sinks, identity, marked=True, limits=limits, plans=plans)
+    coordinator = _claim(log, sinks, identity, marked=True, limits=limits, plans=plans, under_way=under_way)
     coordinator.plans, coordinator.tell = plans, tell
     coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
     try:
@@ -126,12 +126,13 @@ def _claim(
     marked: bool,
     limits: Limits,
     plans: Plans | None,
+    under_way: int | None = None,
 ) -> Coordinator:
     found = log.identity()
     if found is not None:
         _refuse_anothers_checkpoint(found, identity, log.store.describe())
     if plans is not None:
-        check_beginnings(log, plans, sinks, identity.pipeline)
+        check_beginnings(log, plans, sinks, identity.pipeline, under_way)
     if found is None:
         log.create_identity(identity)
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
