@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from semel import durable
-from semel.durable import TEMPORARY, create_file, make_folders
+from semel.durable import TEMPORARY, create_file, make_folders, replace_file
 
-real_link, real_fsync = os.link, os.fsync
+real_link, real_fsync, real_replace = os.link, os.fsync, os.replace
 Link = Callable[[Path, Path], None]
 
 
@@ -106,6 +106,27 @@ def test_an_error_beside_a_file_of_somebody_else_says_nothing_of_ours(
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         create_file(tmp_path / "record", b"ours")
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_rename_whose_answer_was_lost_is_found_done_or_the_error_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str], is_done: bool
+) -> None:
+    def rename(source: Path, target: Path) -> None:
+        if is_done:
+            real_replace(source, target)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    (tmp_path / "record").write_bytes(b"before")
+    monkeypatch.setattr(os, "replace", rename)
+    if is_done:
+        replace_file(tmp_path / "record", b"ours")
+        assert synced[-1] == str(tmp_path)
+    else:
+        with pytest.raises(FileNotFoundError):
+            replace_file(tmp_path / "record", b"ours")
+    expected = b"ours" if is_done else b"before"
+    assert ((tmp_path / "record").read_bytes(), left_in(tmp_path)) == (expected, [])
 
 
 def test_a_name_that_is_taken_already_costs_no_temporary_file(tmp_path: Path, synced: list[str]) -> None:

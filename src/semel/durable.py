@@ -42,7 +42,12 @@ def replace_file(target: Path, content: bytes) -> None:
     make_folders(target.parent)
     with _synced(target, content) as temporary:
         target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
-        temporary.replace(target)
+        try:
+            os.replace(temporary, target)
+        except FileNotFoundError:
+            # As with a link: NFS may say so of a rename that it has done and was asked for twice.
+            if not (target.exists() and target.read_bytes() == content):
+                raise
     sync_folder(target.parent)
 
 

@@ -17,7 +17,7 @@
     ├── BatchFailed              retryable: rolled back, nothing of the batch is visible
     ├── CommitStalled            retryable: decided, a sink has yet to commit; the next start completes it
     ├── DecisionUnknown          retryable: the log did not answer; the next start settles it
-    ├── PlanRestored             retryable: the plan of a decided batch was put back; the next start goes on from it
+    ├── PlanRestored             retryable: Spark runs another plan than the checkpoint has; the next start reads it
     ├── QueryStopped             the query is being stopped between two batches
     ├── Fenced                   fatal: a newer incarnation runs this pipeline
     └── InDoubt                  needs a person: a sink cannot say what happened

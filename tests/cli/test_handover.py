@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,29 @@ def orders(spark):
         .trigger(processingTime="300 milliseconds")
     )
 """
+DROP_IN = """
+import json, os, sys
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+import semel
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+spark = (
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
+)
+write = semel.sink(semel.Files(f"{HERE}/files"), semel.Sqlite(f"{HERE}/shop.db", "orders"))
+
+def tell(df, batch):
+    write(df, batch)
+    print(json.dumps({"event": "batch"}), flush=True)
+
+rows = spark.readStream.schema("id long").json(f"{HERE}/input").writeStream.foreachBatch(tell)
+rows = rows.option("checkpointLocation", f"{HERE}/checkpoint").trigger(processingTime="300 milliseconds")
+rows.start().awaitTermination()
+"""
 QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+RUN = ("-m", "semel.cli", "run", "pipelines.py", "--json", *QUICK)
 FEED_EVERY_S = 0.4
 PATIENCE_S = 120.0
 
@@ -44,9 +67,9 @@ PATIENCE_S = 120.0
 class Driver:
     """A `semel run`, and what it has told so far."""
 
-    def __init__(self, folder: Path, **variables: str) -> None:
+    def __init__(self, folder: Path, command: Sequence[str], **variables: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "semel.cli", "run", "pipelines.py", "--json", *QUICK],
+            [sys.executable, *command],
             cwd=folder,
             env={**os.environ, **variables},
             stdout=subprocess.PIPE,
@@ -126,12 +149,12 @@ def feeder(tmp_path: Path) -> Iterator[Feeder]:
 
 
 @contextmanager
-def drivers(folder: Path, **variables: str) -> Iterator[Callable[[], Driver]]:
+def drivers(folder: Path, command: Sequence[str] = RUN, **variables: str) -> Iterator[Callable[[], Driver]]:
     """Starts drivers; none outlives the test."""
     started: list[Driver] = []
 
     def start() -> Driver:
-        started.append(Driver(folder, **variables))
+        started.append(Driver(folder, command, **variables))
         return started[-1]
 
     try:
@@ -181,9 +204,40 @@ def test_the_newer_driver_runs_on_and_the_older_says_who_took_over(tmp_path: Pat
     play(tmp_path, feeder, handovers=4)
 
 
+def one_of(*both: Driver) -> tuple[Driver, Driver]:
+    """The one that ends, and the one that runs on."""
+    wait_until(lambda: any(driver.process.poll() is not None for driver in both), PATIENCE_S)
+    (gone,) = [driver for driver in both if driver.process.poll() is not None]
+    (stays,) = [driver for driver in both if driver is not gone]
+    return gone, stays
+
+
 @pytest.mark.long
 def test_twenty_handovers_in_a_row_leave_one_running_each_time(tmp_path: Path, feeder: Feeder) -> None:
     play(tmp_path, feeder, handovers=20)
+
+
+@pytest.mark.long
+def test_of_two_queries_with_the_drop_in_exactly_one_runs_on(tmp_path: Path, feeder: Feeder) -> None:
+    """Which one is a matter of chance: Spark has read the checkpoint before we are asked."""
+    (tmp_path / "drop_in.py").write_text(DROP_IN)
+    ended: list[str] = []
+    with drivers(tmp_path, command=("drop_in.py",)) as start:
+        running = start()
+        running.wait_for_batch()
+        for _ in range(3):
+            gone, running = one_of(running, start())
+            ended.append(gone.end()[1])
+            running.forget()
+            running.wait_for_batch()
+        feeder.is_over.set()
+        feeder.join()
+        wait_until(lambda: len(ids(tmp_path)) >= feeder.fed, PATIENCE_S)
+        assert running.process.poll() is None
+    for errors in ended:
+        assert re.search("another driver of this pipeline has gone on|claimed this pipeline|Concurrent update", errors)
+    expected = list(range(feeder.fed))
+    assert (ids(tmp_path), ids_in_files(tmp_path)) == (expected, expected)
 
 
 def test_a_driver_that_is_paused_holds_nobody_up_and_ends_fenced_when_it_wakes(tmp_path: Path, feeder: Feeder) -> None:

@@ -356,6 +356,21 @@ def test_recover_names_pipelines_that_left_markers_under_our_name(harness: Harne
         assert participant.recover().namesakes == ()
 
 
+def test_recover_does_not_take_rows_in_another_target_for_rows_in_ours(harness: Harness) -> None:
+    """Not under the same sink name either: one pipeline may run for several tenants, each with a table of its own."""
+    sink = harness.sink()
+    elsewhere = replace(harness.neighbour(), name=sink.name)
+    # Two sinks of one name in one folder are the same sink.
+    is_the_same = sink.kind == "files"
+    assert is_the_same == (elsewhere.describe() == sink.describe())
+    with started(elsewhere, context(pipeline=OTHERS)) as other:
+        commit(other, prepare(other, elsewhere, attempt(0, pipeline=OTHERS), rows_of(1)))
+    with started(sink) as participant:
+        assert bool(participant.recover().namesakes) == is_the_same
+    with started(sink, context(name="another shop")) as participant:
+        assert bool(participant.recover().others) == is_the_same
+
+
 def test_recover_names_pipelines_that_left_markers_under_other_names(harness: Harness) -> None:
     """Rows of both mix: that may be meant, and somebody should know it."""
     sink, renamed = harness.sink(), harness.sink("backup")

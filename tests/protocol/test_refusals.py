@@ -16,6 +16,7 @@ from semel.protocol.refusals import (
     refuse_beginning,
     refuse_executors,
     refuse_holder,
+    refuse_overtaken,
     refuse_replaced,
     refuse_rolled_back,
     refuse_temporary,
@@ -117,6 +118,11 @@ def test_only_a_guarantee_that_remembers_nothing_may_have_a_checkpoint_that_ends
     assert refuse_temporary(is_temporary=True, remembers=True) is Refusal.TEMPORARY_CHECKPOINT
     assert refuse_temporary(is_temporary=True, remembers=False) is None
     assert refuse_temporary(is_temporary=False, remembers=True) is None
+
+
+def test_a_query_that_another_driver_has_overtaken_fences_nobody() -> None:
+    assert refuse_overtaken(is_next_planned=True) is Refusal.OVERTAKEN
+    assert refuse_overtaken(is_next_planned=False) is None
 
 
 def test_executors_elsewhere_must_reach_the_store() -> None:

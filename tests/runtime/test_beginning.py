@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 import semel
-from semel.decisions.log import DecisionLog
+from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.memory import MemoryStore
 from semel.decisions.records import encode
-from semel.errors import Refused
+from semel.errors import PlanRestored, Refused
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Committable, Decided, Started
 from semel.runtime.beginning import check_beginnings
 from semel.runtime.plans import SparkPlans
+from semel.runtime.startup import start_exactly_once
 from semel.sinks.base import Evidence, Mark, Sink
 from tests.planned import offsets
 
@@ -159,6 +160,28 @@ def test_a_journal_that_a_live_driver_forgets_while_we_look_refuses_nobody(
     world.check(ORDERS)
     assert looked_for[:3] == [0, 1, 0]
     assert world.plans.next_batch() == 2
+
+
+def test_a_query_that_another_driver_has_overtaken_ends_before_it_fences_anybody(world: World) -> None:
+    """With `semel.sink` Spark has read the checkpoint long before we are asked."""
+    world.did(0, ORDERS)
+    for planned in (0, 1):
+        world.checkpoint.create(f"offsets/{planned}", offsets(planned))
+    check_beginnings(world.log, world.plans, [ORDERS], PIPELINE, under_way=1)
+    with pytest.raises(PlanRestored, match="This query runs batch 0, and the checkpoint is at batch 1 by now"):
+        check_beginnings(world.log, world.plans, [ORDERS], PIPELINE, under_way=0)
+    claims = world.log.newest_claim()
+    with pytest.raises(PlanRestored, match="another driver of this pipeline has gone on"):
+        start_exactly_once(world.log, world.plans, [ORDERS], Identity(PIPELINE), under_way=0)
+    assert world.log.newest_claim() == claims
+
+
+def test_a_copy_that_knows_the_end_of_a_batch_and_not_its_plan_overtakes_nobody(world: World) -> None:
+    """Found by the simulation, seed 846: what was decided must be put back, and for that somebody has to start."""
+    world.did(0, ORDERS)
+    world.did(1, ORDERS)
+    assert world.plans.next_batch() == 2
+    check_beginnings(world.log, world.plans, [ORDERS], PIPELINE, under_way=1)
 
 
 def test_long_offsets_are_cut(world: World) -> None:

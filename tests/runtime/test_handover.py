@@ -9,20 +9,27 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import semel
+from semel.decisions.files import FileStore
 from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
 from semel.decisions.memory import MemoryStore
-from semel.errors import BatchFailed, Fenced, PlanRestored, SemelError
+from semel.errors import BatchFailed, Fenced, PlanRestored, SemelError, SinkUnavailable
+from semel.runtime import runner
 from semel.runtime.batch import PLAN_OVERWRITTEN, Report
+from semel.runtime.commits import Waiting
 from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
 from semel.runtime.restore import restored
-from semel.runtime.runner import Happening, Run, StopSignals, exit_code, watch
+from semel.runtime.runner import Happening, Run, StopSignals, exit_code, failure_of, launch, watch
+from semel.sinks.base import Sink
+from tests.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -145,12 +152,21 @@ def test_the_older_driver_drains_stops_and_only_then_says_that_it_has_left() -> 
 # Spark's own race ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Sink:
+    return semel.Sqlite(str(tmp_path / "out.db"), "out")
+
+
+def rows(folder: Path) -> Any:
+    with sqlite3.connect(folder / "out.db") as connection:
+        return connection.execute("SELECT count(*), count(DISTINCT id) FROM out").fetchone()
+
+
 def test_a_query_that_lost_a_race_for_a_file_of_the_checkpoint_is_started_again(
-    stream: DataFrame, tmp_path: Path, put: Callable[[int], None]
+    stream: DataFrame, out: Sink, tmp_path: Path, put: Callable[[int], None]
 ) -> None:
     put(2)
-    target = semel.Sqlite(str(tmp_path / "out.db"), "out")
-    writer = semel.write(stream).to(target).option("checkpointLocation", str(tmp_path / "c"))
+    writer = semel.write(stream).to(out).option("checkpointLocation", str(tmp_path / "c"))
     writer = writer.trigger(availableNow=True)
     commits = tmp_path / "c" / "commits"
 
@@ -163,8 +179,32 @@ def test_a_query_that_lost_a_race_for_a_file_of_the_checkpoint_is_started_again(
     watch([run], StopSignals(), told.append)
     assert [(h.event, bool(h.warning)) for h in told] == [("started", True), ("stopped", False)]
     assert run.restarts == 1
-    with sqlite3.connect(tmp_path / "out.db") as connection:
-        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM out").fetchall() == [(30, 30)]
+    assert rows(tmp_path) == (30, 30)
+
+
+def test_who_is_superseded_leaves_the_end_of_its_batch_to_the_newer_one(
+    stream: DataFrame, out: Sink, tmp_path: Path
+) -> None:
+    """It is committed, and Spark has not written `commits/1`: the newer one would fail when it does."""
+    checkpoint = tmp_path / "c"
+    log = DecisionLog(FileStore(checkpoint / "semel"))
+
+    def a_newer_one_claims(report: Report) -> None:
+        if report.batch == 1:
+            log.claim()
+
+    writer = semel.write(stream).to(out).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    running = writer.launch(a_newer_one_claims)
+    with suppress(StreamingQueryException):  # unless it was stopped even before
+        running.query.awaitTermination()
+    assert isinstance(failure_of(Run("orders", running)), Fenced)
+    wait_until(lambda: log.has_left(1), 10)
+    assert sorted(path.name for path in (checkpoint / "commits").iterdir() if path.name.isdigit()) == ["0"]
+    assert rows(tmp_path) == (20, 20)
+
+    writer.start().awaitTermination()
+    assert (checkpoint / "commits" / "1").exists()
+    assert rows(tmp_path) == (20, 20)
 
 
 LOST = "[STREAM_FAILED] Query terminated: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
@@ -203,6 +243,51 @@ def test_so_is_one_that_has_the_rows_of_another_plan_in_its_hands(said: str, tol
         watch([lost(None, begun, said)], StopSignals(), told.append)
     assert len(begun) == HANDOVER.restarts
     assert [h.event for h in told] == ["started"] * HANDOVER.restarts + ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "told_as"),
+    [
+        (SinkUnavailable("PostgreSQL cannot be reached."), "PostgreSQL cannot be reached."),
+        (ValueError("no such thing\nas this"), "Pipeline orders could not be started again: no such thing"),
+    ],
+)
+def test_a_new_start_that_fails_is_told_as_why_the_pipeline_does_not_run(raised: Exception, told_as: str) -> None:
+    def begin() -> Any:
+        raise raised
+
+    told, run = list[Happening](), lost(None, [])
+    run.begin = begin
+    with pytest.raises(SemelError) as caught:
+        watch([run], StopSignals(), told.append)
+    assert (caught.value.what, run.told, exit_code(caught.value)) == (told_as, True, 1)
+    assert [(h.event, h.error) for h in told] == [("failed", str(caught.value))]
+
+
+def test_a_query_that_is_started_again_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches, and that a decided batch waits for a sink."""
+    monkeypatch.setattr(runner, "planned_batch", lambda _spark, _writer: None)
+    heard: list[Any] = []
+
+    def launched(listener: Any, waiting: Any, _is_stopped: Any) -> Any:
+        heard.append((listener, waiting))
+        return SimpleNamespace()
+
+    class Orders:
+        name = "orders"
+
+        def __call__(self, _spark: Any) -> Any:
+            return SimpleNamespace(launch=launched)
+
+    pipeline: Any = Orders()
+    told = list[Happening]()
+    run = launch(pipeline, pipeline, tmp_path, told.append)
+    assert run.begin is not None
+    run.begin()
+    for listener, waiting in heard:
+        listener(Report(7, "committed", rows=3))
+        waiting(Waiting(7, ("kafka",), (), "then", 5.0, 30.0, "no answer"))
+    assert [h.event for h in told] == ["started", "batch", "waiting", "batch", "waiting"]
 
 
 def test_the_older_one_that_loses_the_race_ends_fenced() -> None:

@@ -45,9 +45,10 @@ def at(df: DataFrame, checkpoint: Path, *sinks: Sink, name: str = "") -> StreamW
     return writer.queryName(name) if name else writer
 
 
-def drop_in(df: DataFrame, *sinks: Sink, guarantee: str = "exactly-once", **options: str) -> None:
+def drop_in(df: DataFrame, *sinks: Sink, guarantee: str = "exactly-once", name: str = "", **options: str) -> None:
     function = semel.sink(*sinks, guarantee=guarantee)
     writer = df.writeStream.foreachBatch(function).options(**options)
+    writer = writer.queryName(name) if name else writer
     try:
         writer.trigger(availableNow=True).start().awaitTermination()
     finally:
@@ -62,13 +63,15 @@ def ids(database: Path, table: str = "out") -> list[int]:
 # No checkpoint --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guarantee", ["exactly-once", "at-most-once"])
+@pytest.mark.parametrize(
+    ("guarantee", "name"), [("exactly-once", ""), ("exactly-once", "orders"), ("at-most-once", "")]
+)
 def test_the_drop_in_without_a_checkpoint_is_refused_before_anything_is_written(
-    stream: DataFrame, out: Sink, database: Path, guarantee: str
+    stream: DataFrame, out: Sink, database: Path, guarantee: str, name: str
 ) -> None:
     for _ in range(2):
         with pytest.raises(Exception, match="The query has no checkpointLocation") as caught:
-            drop_in(stream, out, guarantee=guarantee)
+            drop_in(stream, out, guarantee=guarantee, name=name)
         assert 'Add .option("checkpointLocation", "/path/of/its/own") to the query.' in str(caught.value)
     assert not database.exists()
 
@@ -76,14 +79,21 @@ def test_the_drop_in_without_a_checkpoint_is_refused_before_anything_is_written(
 def test_a_nameless_query_under_the_default_folder_of_the_session_is_refused_too(
     spark: SparkSession, stream: DataFrame, out: Sink, database: Path, tmp_path: Path
 ) -> None:
-    """Spark gives it a folder with a random name, which no later start finds."""
+    """Spark gives it a folder with a random name, which no later start finds.
+
+    A folder that the user has named is found again, whatever it is called; so is one that has the name of the query.
+    """
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "all"))
     try:
         with pytest.raises(Exception, match="The query has no checkpointLocation"):
             drop_in(stream, out)
+        assert not database.exists()
+        drop_in(stream, out, checkpointLocation=str(tmp_path / "all" / "00000000-0000-4000-8000-000000000001"))
+        drop_in(stream, semel.Sqlite(str(database), "named"), name="orders")
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
-    assert not database.exists()
+    assert (tmp_path / "all" / "orders" / "semel").is_dir()
+    assert ids(database) == ids(database, "named") == list(range(20))
 
 
 def test_at_least_once_needs_no_checkpoint(stream: DataFrame, out: Sink, database: Path) -> None:
@@ -117,6 +127,22 @@ def test_a_pipeline_of_another_name_may_write_to_the_same_target_and_is_told(
         finish(at(stream, tmp_path / "c2", out, name="second"))
     (told,) = [record.getMessage() for record in caplog.records if "also holds batches" in record.getMessage()]
     assert told.startswith("Sink sqlite_out of pipeline 'second' also holds batches of 'first' (query ")
+    assert ids(database) == sorted([*range(20), *range(20)])
+
+
+def test_the_drop_in_has_the_name_of_its_query(
+    stream: DataFrame, out: Sink, database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the refusal of a nameless one advises: give it a name with queryName()."""
+    drop_in(stream, out, checkpointLocation=str(tmp_path / "c1"))
+    with pytest.raises(Exception, match="Sink sqlite_out holds batches that pipeline 'unnamed-"):
+        drop_in(stream, out, checkpointLocation=str(tmp_path / "c2"))
+    with caplog.at_level(logging.WARNING, logger="semel"):
+        drop_in(stream, out, name="second", checkpointLocation=str(tmp_path / "c2"))
+    (told,) = [record.getMessage() for record in caplog.records if "also holds batches" in record.getMessage()]
+    assert told.startswith("Sink sqlite_out of pipeline 'second' also holds batches of 'unnamed-")
+    with pytest.raises(Exception, match="Sink sqlite_out holds batches that pipeline 'second' wrote under another"):
+        drop_in(stream, out, name="second", checkpointLocation=str(tmp_path / "c3"))
     assert ids(database) == sorted([*range(20), *range(20)])
 
 
@@ -273,6 +299,7 @@ def test_sources_are_known_by_what_they_read() -> None:
     orders = kafka(subscribe="orders")
     assert orders == kafka(subscribe="orders", maxoffsetspertrigger="7", **{"kafka.sasl.jaas.config": "secret"})
     assert orders == kafka(subscribe="orders", **{"kafka.bootstrap.servers": "b:1, a:1"})
+    assert orders == kafka(subscribe="orders", **{"kafka.bootstrap.servers": "c.new.house:1"})
     assert kafka(subscribe="b,a") == kafka(subscribe="a,b")
     assert len({orders, kafka(subscribe="returns"), kafka(subscribepattern="orders"), known_by([])}) == 4
     files = [known_by([PlannedSource("json", {"path": path})]) for path in ("/in", "/in/", "file:/in", "file:///in")]

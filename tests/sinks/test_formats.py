@@ -13,11 +13,11 @@ import pytest
 from semel import formats
 from semel.decisions.records import committable_from_json, committable_to_json
 from semel.errors import NewerRecord
-from semel.ids import Attempt, Incarnation
+from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Committable
 from semel.sinks import Files, Sqlite
 from semel.sinks.base import Context, Sink
-from tests.contract.harness import OURS, rows_of, stage
+from tests.contract.harness import OTHERS, OURS, rows_of, stage
 
 PLAN = "sha256:" + "0" * 64
 ATTEMPT = Attempt(OURS, 3, 0, Incarnation(1))
@@ -97,6 +97,7 @@ def test_a_ledger_of_a_newer_semel_is_refused_to_who_writes_and_to_who_looks(tmp
 
 def test_an_older_ledger_is_read_and_gets_what_it_lacks(tmp_path: Path) -> None:
     small, _ = sinks(tmp_path)
+    elsewhere = Sqlite(str(tmp_path / "shop.db"), "returns", name="small")
     with closing(sqlite3.connect(tmp_path / "shop.db")) as old:
         old.execute(OLD_LEDGER)
         old.execute("CREATE TABLE semel_fence (pipeline TEXT PRIMARY KEY, incarnation INTEGER NOT NULL) WITHOUT ROWID")
@@ -109,3 +110,15 @@ def test_an_older_ledger_is_read_and_gets_what_it_lacks(tmp_path: Path) -> None:
     assert [(mark.batch, mark.rows, mark.plan) for mark in small.evidence(OURS, range(9)).marks] == [(2, 5, "")]
     committed(small)
     assert [(m.batch, m.rows, m.plan) for m in small.evidence(OURS, range(9)).marks] == [(2, 5, ""), (3, 3, PLAN)]
+    # Into which table the older rows went nobody knows; of the younger ones it is known.
+    assert (namesakes(small), namesakes(elsewhere)) == ((OURS,), (OURS,))
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as new:
+        new.execute("DELETE FROM semel_ledger WHERE batch = 2")
+        new.commit()
+    assert (namesakes(small), namesakes(elsewhere)) == ((OURS,), ())
+
+
+def namesakes(sink: Sink) -> tuple[PipelineId, ...]:
+    """What another pipeline of the same name finds of us."""
+    with closing(sink.participant(Context(OTHERS, "shop", Incarnation(1)))) as participant:
+        return participant.recover().namesakes

@@ -43,6 +43,18 @@ def test_a_second_pipeline_with_the_same_prefix_is_refused(rig: Rig) -> None:
     )
 
 
+def test_who_came_to_the_cluster_by_another_address_is_a_namesake_all_the_same(rig: Rig) -> None:
+    sink = rig.sink(rig.topic())
+    with started(sink, context(pipeline=OTHERS)) as before:
+        before.commit(prepare_one(before, sink, attempt(pipeline=OTHERS), records_of(1)))
+    by_another = replace(sink, servers=f"{sink.servers},{sink.servers}")
+    assert by_another.describe() != sink.describe()
+    with started(by_another) as participant:
+        assert participant.recover().namesakes == (OTHERS,)
+    with started(replace(sink, topic=rig.topic("returns"))) as elsewhere:
+        assert elsewhere.recover().namesakes == ()
+
+
 def test_the_same_pipeline_starts_again_with_its_prefix(rig: Rig) -> None:
     sink = rig.sink(rig.topic(), transactional_id_prefix=f"shop-{rig.suffix}")
     for incarnation in (1, 2, 3):

@@ -18,7 +18,7 @@ from semel.sinks.kafka import Kafka
 from semel.sinks.mysql import MySql
 from semel.sinks.postgres import Postgres
 from semel.sinks.sql import SqlSink
-from tests.contract.harness import context
+from tests.contract.harness import OTHERS, context
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import started
 from tests.sinks.postgres_rig import eventually
@@ -70,7 +70,8 @@ def test_of_two_first_starts_at_once_the_newer_one_wins(
         if sql.startswith(moment) and not met:
             met.append(other)
             row = (context().pipeline, world.sink.name, other, "orders")
-            world.database.run(f"INSERT INTO {fence} VALUES (%s, %s, %s, %s)", *row)  # noqa: S608 - ours
+            columns = "pipeline, sink, incarnation, name"
+            world.database.run(f"INSERT INTO {fence} ({columns}) VALUES (%s, %s, %s, %s)", *row)  # noqa: S608 - ours
         return plain(connection, sql, values, **names)
 
     monkeypatch.setattr(participant.store, "run", run)
@@ -83,6 +84,28 @@ def test_of_two_first_starts_at_once_the_newer_one_wins(
     assert met == [other]
     found = world.database.run(f"SELECT incarnation FROM {fence} WHERE sink = %s", world.sink.name)  # noqa: S608 - ours
     assert found == [(max(2, other),)]
+
+
+# Who else has written here --------------------------------------------------------------------------------------------
+
+
+def test_a_fence_of_semel_0_1_gets_the_table_and_counts_for_all_tables_until_then(world: World) -> None:
+    names, sink = world.sink.place.names, world.sink
+    with closing(sink.participant(context(1))) as participant:
+        participant.fence()
+    world.database.run(f"ALTER TABLE {names['fence']} DROP COLUMN target")
+    ledger = "pipeline, sink, batch, part, attempt, incarnation, row_count"
+    statement = f"INSERT INTO {names['ledger']} ({ledger}) VALUES (%s, %s, 0, '', 0, 1, 3)"  # noqa: S608 - ours
+    world.database.run(statement, OTHERS, sink.name)
+    statement = f"INSERT INTO {names['fence']} (pipeline, sink, incarnation, name) VALUES (%s, %s, 1, 'shop')"  # noqa: S608 - ours
+    world.database.run(statement, OTHERS, sink.name)
+
+    with closing(sink.participant(context(2))) as participant:
+        assert participant.recover().namesakes == (OTHERS,)
+        participant.fence()
+        assert participant.recover().namesakes == (OTHERS,)
+    found = world.database.run(f"SELECT pipeline, target FROM {names['fence']} WHERE sink = %s", sink.name)  # noqa: S608 - ours
+    assert sorted(found) == sorted([(context().pipeline, sink.table), (OTHERS, "")])
 
 
 # Sinks of one pipeline in one database --------------------------------------------------------------------------------

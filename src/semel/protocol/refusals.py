@@ -16,6 +16,7 @@ class Refusal(Enum):
     ROLLED_BACK = "the sink knows batches that the checkpoint does not"
     TEMPORARY_CHECKPOINT = "the checkpoint ends with the query, so that the next start would write everything again"
     STARTS_LATE = "the sink has not had the batches before the one that it would begin with"
+    OVERTAKEN = "the batch behind the one that Spark runs is planned: another driver has gone on"
     REMOTE_EXECUTORS = "executors run on other machines, where they cannot reach the sink"
 
 
@@ -92,6 +93,14 @@ def begins_late(beginning: Beginning) -> bool:
 def refuse_beginning(beginning: Beginning) -> Refusal | None:
     """A sink that would begin in the middle of the stream lacks what came before, and nobody would see it."""
     return Refusal.STARTS_LATE if begins_late(beginning) and beginning.starts != NOW else None
+
+
+def refuse_overtaken(*, is_next_planned: bool) -> Refusal | None:
+    """A query behind whose batch somebody has planned the next one cannot end it. Nobody must be fenced for it.
+
+    That a batch is marked as over does not say so: a copy of a checkpoint may know the end of a batch and not its plan.
+    """
+    return Refusal.OVERTAKEN if is_next_planned else None
 
 
 def refuse_temporary(*, is_temporary: bool, remembers: bool) -> Refusal | None:

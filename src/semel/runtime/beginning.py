@@ -6,11 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from semel.decisions.log import DecisionLog
-from semel.errors import Refused
+from semel.errors import PlanRestored, Refused
 from semel.ids import PipelineId
 from semel.protocol.events import Decided, Journal, Started
 from semel.protocol.recovery import effective_committables
-from semel.protocol.refusals import NOW, Beginning, begins_late, refuse_beginning
+from semel.protocol.refusals import NOW, Beginning, begins_late, refuse_beginning, refuse_overtaken
 from semel.runtime.offsets import offsets_of
 from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run
@@ -27,14 +27,20 @@ _LOG = logging.getLogger("semel")
 SinksThen = Mapping[str, str]
 
 
-def check_beginnings(log: DecisionLog, plans: Plans, sinks: Sequence[Sink], pipeline: PipelineId) -> None:
+def check_beginnings(
+    log: DecisionLog, plans: Plans, sinks: Sequence[Sink], pipeline: PipelineId, under_way: int | None = None
+) -> None:
     """Refuse a sink that would lack what the stream brought before, unless that is meant; then say where it begins.
+
+    Refuse also a query that another driver has overtaken while it was starting. `under_way` is the batch that it runs.
 
     Nothing is claimed yet and nothing is changed: a pipeline that runs goes on undisturbed. It may also forget, while
     we look, the journal that we look for: what is refused must stand in a checkpoint that has not moved meanwhile.
     """
     for tries_left in reversed(range(LOOKS_MAX)):
         next_batch = plans.next_batch()
+        if under_way is not None and under_way < next_batch:
+            _refuse_overtaken(plans, under_way, next_batch)
         try:
             _check_at(next_batch, log, plans, sinks, pipeline)
         except Refused:
@@ -42,6 +48,16 @@ def check_beginnings(log: DecisionLog, plans: Plans, sinks: Sequence[Sink], pipe
                 continue
             raise
         return
+
+
+def _refuse_overtaken(plans: Plans, under_way: int, next_batch: int) -> None:
+    if refuse_overtaken(is_next_planned=plans.has_planned(under_way + 1)):
+        raise PlanRestored(
+            f"This query runs batch {under_way}, and the checkpoint is at batch {next_batch} by now: another driver of "
+            "this pipeline has gone on meanwhile.",
+            data_now="this start wrote nothing, and the other driver goes on undisturbed",
+            remedy="Start the query again to take the pipeline over, or leave the other driver alone.",
+        )
 
 
 def _check_at(next_batch: int, log: DecisionLog, plans: Plans, sinks: Sequence[Sink], pipeline: PipelineId) -> None:

@@ -264,10 +264,15 @@ def tell_ends(runs: Sequence[Run], hear: Hear) -> None:
     """Tell of each pipeline that ended since the last look, and raise the first failure."""
     failures = []
     for run in runs:
-        if run.told or run.active or started_again(run, hear):
+        if run.told or run.active:
             continue
+        try:
+            if started_again(run, hear):
+                continue
+            failure = failure_of(run)
+        except SemelError as error:  # of the new start: that is why the pipeline does not run any more
+            failure = error
         run.told = True
-        failure = failure_of(run)
         hear(Happening("failed" if failure else "stopped", run.name, error=str(failure or "")))
         failures += [failure] if failure else []
     if failures:
@@ -290,10 +295,28 @@ def started_again(run: Run, hear: Hear) -> bool:
         return False
     run.restarts += 1
     run.running.function.end()
-    run.running = run.begin()
+    run.running = _begun(run.begin, run.name)
     why = "an older incarnation wrote to the checkpoint at the same time; the query was started again"
     hear(Happening("started", run.name, warning=why))
     return True
+
+
+def _begun(begin: Callable[[], Running], name: str) -> Running:
+    """What ran a moment ago is no slip of the user. A JVM that is gone is told of by `jvm_watched`."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    try:
+        return begin()
+    except (SemelError, ConnectionError):
+        raise
+    except Exception as error:
+        if isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError):
+            raise
+        raise SemelError(
+            f"Pipeline {name} could not be started again: {_first_line(str(error))}",
+            data_now="what was committed stays visible",
+            remedy="Mend the cause and start again: the next start goes on from there.",
+        ) from error
 
 
 def failure_of(run: Run) -> SemelError | None:

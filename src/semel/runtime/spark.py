@@ -46,12 +46,14 @@ from semel.runtime.task import PARTS, ROW_BYTES, VERSIONS, TaskWriter, decode_pa
 from semel.runtime.versions import own_versions, require_same, sealed
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
-from semel.sources.plan import known_by, planned_sources
+from semel.sources.plan import known_by, planned_sources, scala_dict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOG_FOLDER = "semel"
+#: As Spark compares it, which takes any case.
+CHECKPOINT_OPTION = "checkpointlocation"
 CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -139,6 +141,8 @@ class BatchFunction:
     ) -> None:
         self.power_loss_safe = power_loss_safe
         self._sync: CheckpointSync | None = None
+        #: What the running query is called, where the pipeline itself was given no name.
+        self._query_name = ""
         self.sinks = tuple(sink.among(sinks) for sink in sinks)
         self.guarantee: Guarantee = guarantee
         self.name = name
@@ -170,7 +174,7 @@ class BatchFunction:
         """Claim and recover: before the query starts, or with `semel.sink` at its first batch, which is under way."""
         require_python(spark, self.sinks)
         checkpoint = Checkpoint(spark, location)
-        identity = Identity(query_id, self.name, self.known_by)
+        identity = Identity(query_id, self.name or self._query_name, self.known_by)
         self._limit = ArrowLimit()
         self.end()
         self._checkpoint = checkpoint
@@ -276,6 +280,12 @@ class BatchFunction:
                 raise
         if self.listener is not None:
             self.listener(report)
+        newer = self.find_newer()
+        if newer is not None:
+            # The batch stays committed. Spark must not write that it is over: the newer driver has the batch in hand,
+            # or has read the checkpoint, and of two Sparks that write one file the second fails.
+            self.end()
+            raise newer
 
     def _work(self, df: DataFrame, batch_id: int) -> Report:
         query = RunningQuery(df)
@@ -320,7 +330,7 @@ class BatchFunction:
             check_executors(self.sinks, df.sparkSession)
             if not self.rows_checked:
                 check_rows(df, self.sinks)
-            self.known_by = known_by(planned_sources(query.analyzed))
+            self.known_by, self._query_name = known_by(planned_sources(query.analyzed)), query.name
             self.is_stopped = lambda: not query.is_active
             self.begin(df.sparkSession, query.checkpoint, query.id, under_way=batch_id)
         self._run_id = query.run_id
@@ -386,6 +396,11 @@ class RunningQuery:
         return str(self._execution.runId().toString())
 
     @property
+    def name(self) -> str:
+        """What `queryName` says, or nothing."""
+        return str(self._execution.name() or "")
+
+    @property
     def checkpoint(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
 
@@ -411,19 +426,27 @@ class RunningQuery:
 
     def _is_temporary(self) -> bool:
         """Whether Spark made the checkpoint for this start alone: nobody named it, so nobody finds it again."""
+        given = self._private("extraOptions")
+        if given is not None and CHECKPOINT_OPTION in map(str.lower, scala_dict(given)):
+            return False
+        if self._private("deleteCheckpointOnStop"):
+            return True
+        # What is left is the name that Spark gives such folders. Under the default folder of a session it is a bare id.
         folder = self.checkpoint.rstrip("/").rpartition("/")[2]
         under_the_default = bool(self._execution.sparkSession().conf().get(CHECKPOINT_DEFAULT, ""))
-        if under_the_default and self._execution.name() is None and _UUID.fullmatch(folder):
-            return True
+        prefix = "" if under_the_default and not self.name else "temporary-"
+        return folder.startswith(prefix) and _UUID.fullmatch(folder.removeprefix(prefix)) is not None
+
+    def _private(self, name: str) -> Any:
+        """A field of the execution that has no accessor; None in another Spark, which has no such field."""
         kind = self._execution.getClass()
         while kind is not None:
             with suppress(Exception):  # a class without the field
-                field = kind.getDeclaredField("deleteCheckpointOnStop")
+                field = kind.getDeclaredField(name)
                 field.setAccessible(True)
-                return bool(field.getBoolean(self._execution))
+                return field.get(self._execution)
             kind = kind.getSuperclass()
-        # Another Spark, which keeps it elsewhere: the name that it gives such folders is left.
-        return folder.startswith("temporary-") and _UUID.fullmatch(folder.removeprefix("temporary-")) is not None
+        return None
 
 
 def plan_must_run(query: RunningQuery) -> bool:

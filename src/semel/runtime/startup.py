@@ -60,7 +60,7 @@ def start_exactly_once(  # noqa: PLR0913 - the first four are what it starts, th
 
     `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for.
     """
-    coordinator = _claim(log, sinks, identity, marked=True, limits=limits, plans=plans)
+    coordinator = _claim(log, sinks, identity, marked=True, limits=limits, plans=plans, under_way=under_way)
     coordinator.plans, coordinator.tell, coordinator.is_stopped = plans, tell, is_stopped
     coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
     try:
@@ -128,12 +128,13 @@ def _claim(
     marked: bool,
     limits: Limits,
     plans: Plans | None,
+    under_way: int | None = None,
 ) -> Coordinator:
     found = log.identity()
     if found is not None:
         _refuse_anothers_checkpoint(found, identity, log.store.describe())
     if plans is not None:
-        check_beginnings(log, plans, sinks, identity.pipeline)
+        check_beginnings(log, plans, sinks, identity.pipeline, under_way)
     # A newer semel that has claimed, and decided nothing yet, must not be fenced by a start that is refused later.
     log.claimed(log.newest_claim())
     if found is None:

@@ -452,12 +452,13 @@ class _KafkaParticipant(Participant):
         if not self.context.marked:
             return Remains(tuple(branches))
         log = self._caught_up()
-        mine = self._fence()
+        # All of them lie in this cluster, by whichever addresses they came to it.
         writers = {
             (fence.name, fence.pipeline)
             for fence in log.fences.values()
-            if (fence.sink, fence.target) == (mine.sink, mine.target)
-            and fence.pipeline != mine.pipeline
+            if fence.sink == self.sink.name
+            and self.sink.is_in(fence.target)
+            and fence.pipeline != self.context.pipeline
             and log.newest_committed(fence.pipeline, fence.sink) is not None
         }
         newest = log.newest_committed(self.context.pipeline, self.sink.name)

@@ -72,21 +72,30 @@ MARIADB_SESSION = "SET SESSION idle_transaction_timeout = 0, idle_write_transact
 ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 
 _LETTERS = "CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
-#: What a ledger of semel 0.1 does not have.
-ADDED = {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": f"varchar(80) {_LETTERS} DEFAULT ''"}
+#: What ledger and fence of semel 0.1 do not have.
+ADDED = {
+    "ledger": {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": f"varchar(80) {_LETTERS} DEFAULT ''"},
+    "fence": {"target": "varchar(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''"},
+}
+
+
+def _added(table: str) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in ADDED[table].items())
+
+
 LEDGER = (
     "CREATE TABLE IF NOT EXISTS {ledger} ("
     f"pipeline varchar(36) {_LETTERS}, sink varchar(40) {_LETTERS}, batch bigint NOT NULL, "
     f"part varchar(255) {_LETTERS}, attempt int NOT NULL, incarnation bigint NOT NULL, row_count bigint NOT NULL, "
-    "committed_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), "
-    + ", ".join(f"{name} {kind}" for name, kind in ADDED.items())
-    + ", PRIMARY KEY (pipeline, sink, batch, part)"
+    f"committed_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), {_added('ledger')}, "
+    "PRIMARY KEY (pipeline, sink, batch, part)"
     ") ENGINE = InnoDB"
 )
 FENCE = (
     "CREATE TABLE IF NOT EXISTS {fence} ("
     f"pipeline varchar(36) {_LETTERS}, sink varchar(40) {_LETTERS}, incarnation bigint NOT NULL, "
-    "name text CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, PRIMARY KEY (pipeline, sink)) ENGINE = InnoDB"
+    f"name text CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, {_added('fence')}, "
+    "PRIMARY KEY (pipeline, sink)) ENGINE = InnoDB"
 )
 COLUMNS = """
 SELECT column_name, data_type, column_type, is_nullable = 'YES',
@@ -480,37 +489,41 @@ class MySqlStore(Store):
 
     def create_bookkeeping(self) -> None:
         if self.has_bookkeeping():
-            self._add_columns()
+            self._add_columns("ledger", self.ledger_columns())
+            self._add_columns("fence", self.fence_columns())
             return
         self.query(LEDGER)
         self.query(FENCE)
 
-    def _add_columns(self) -> None:
+    def _add_columns(self, table: str, found: set[str]) -> None:
         """Only where the server can do so without copying the table, and without waiting for who has marked it."""
-        missing = sorted(ADDED.keys() - self.ledger_columns())
+        missing = sorted(ADDED[table].keys() - found)
         if not missing:
             return
-        columns = ", ".join(f"ADD COLUMN {name} {ADDED[name]}" for name in missing)
+        columns = ", ".join(f"ADD COLUMN {name} {ADDED[table][name]}" for name in missing)
         try:
             self.query("SET SESSION lock_wait_timeout = 1")
-            self.query("ALTER TABLE {ledger} {columns}, ALGORITHM = INSTANT", columns=columns)
+            self.query(f"ALTER TABLE {{{table}}} {{columns}}, ALGORITHM = INSTANT", columns=columns)
         except pymysql_().Error as error:
-            _LOG.info("The ledger keeps the form of semel 0.1 until a later start: %s", one_line(error))
+            _LOG.info("semel_%s keeps the form of semel 0.1 until a later start: %s", table, one_line(error))
         finally:
             self.query("SET SESSION lock_wait_timeout = %s", (self.place.seconds,))
 
     def ledger_columns(self) -> set[str]:
-        return ledger_columns(self.query, self.place)
+        return own_columns(self.query, self.place)
+
+    def fence_columns(self) -> set[str]:
+        return own_columns(self.query, self.place, "fence")
 
     def has_bookkeeping(self) -> bool:
         return all(engine_of(self.query, self.place, table) for table in ("semel_ledger", "semel_fence"))
 
 
-def ledger_columns(run: Run, place: SqlPlace) -> set[str]:
+def own_columns(run: Run, place: SqlPlace, table: str = "ledger") -> set[str]:
     found = run(
         "SELECT column_name FROM information_schema.columns "
-        "WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = 'semel_ledger'",
-        (place.schema,),
+        "WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s",
+        (place.schema, f"semel_{table}"),
     )
     return {str(row[0]).lower() for row in found}
 

@@ -21,7 +21,7 @@ from semel.sinks.mysql_store import (
     engine_of,
     execute,
     leave_prepared,
-    ledger_columns,
+    own_columns,
     prepared_branches,
     runner,
     xid,
@@ -175,7 +175,7 @@ class MySqlWriter(Writer):
             self._run("COMMIT")
             self._close()
             return {} if self.sink.is_native else {"pieces": self._pieces}
-        plan = self.plan if "plan" in ledger_columns(self._run, self.sink.place) else None
+        plan = self.plan if "plan" in own_columns(self._run, self.sink.place) else None
         write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows, plan)
         with self.sink.place.connect() as other:
             leave_prepared(self.sink.place, self._connection, runner(other, self.sink.place), self.branch)

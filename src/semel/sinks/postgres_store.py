@@ -45,21 +45,30 @@ SESSION = (
     "CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', false) END, "
     "(SELECT count(set_config(name, '0', false)) FROM pg_settings WHERE name = ANY (%s))"
 )
-#: What a ledger of semel 0.1 does not have.
-ADDED = {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": "text NOT NULL DEFAULT ''"}
+#: What ledger and fence of semel 0.1 do not have.
+ADDED = {
+    "ledger": {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": "text NOT NULL DEFAULT ''"},
+    "fence": {"target": "text NOT NULL DEFAULT ''"},
+}
+
+
+def _added(table: str) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in ADDED[table].items())
+
+
 LEDGER = f"""
 CREATE TABLE IF NOT EXISTS {{ledger}} (
     pipeline text NOT NULL, sink text NOT NULL, batch bigint NOT NULL, part text NOT NULL, attempt integer NOT NULL,
     incarnation bigint NOT NULL, row_count bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
-    {", ".join(f"{name} {kind}" for name, kind in ADDED.items())},
+    {_added("ledger")},
     PRIMARY KEY (pipeline, sink, batch, part)
 )
 """
-#: How long to wait for a ledger that a transaction has locked; others wait behind us.
+#: How long to wait for a table that a transaction has locked; others wait behind us.
 ADD_WAIT = "SET LOCAL lock_timeout = '1s'"
-FENCE = """
-CREATE TABLE IF NOT EXISTS {fence} (
-    pipeline text NOT NULL, sink text NOT NULL, incarnation bigint NOT NULL, name text NOT NULL,
+FENCE = f"""
+CREATE TABLE IF NOT EXISTS {{fence}} (
+    pipeline text NOT NULL, sink text NOT NULL, incarnation bigint NOT NULL, name text NOT NULL, {_added("fence")},
     PRIMARY KEY (pipeline, sink)
 )
 """
@@ -193,10 +202,10 @@ def columns_of(connection: psycopg.Connection[Any], table: str) -> list[Column]:
     return [Column(*row) for row in connection.execute(COLUMNS, {"table": table}).fetchall()]
 
 
-def ledger_columns(run: Callable[..., list[tuple[Any, ...]]], place: SqlPlace) -> set[str]:
+def own_columns(run: Callable[..., list[tuple[Any, ...]]], place: SqlPlace, table: str = "ledger") -> set[str]:
     found = run(
         "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
-        (place.names["ledger"],),
+        (place.names[table],),
     )
     return {row[0] for row in found}
 
@@ -275,28 +284,32 @@ class PostgresStore(Store):
 
     def create_bookkeeping(self) -> None:
         if self.has_bookkeeping():
-            self._add_columns()
+            self._add_columns("ledger", self.ledger_columns())
+            self._add_columns("fence", self.fence_columns())
             return
         with self.transaction() as run:
             run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
             run(LEDGER)
             run(FENCE)
 
-    def _add_columns(self) -> None:
+    def _add_columns(self, table: str, found: set[str]) -> None:
         """With a default that is a constant, PostgreSQL rewrites no row for it."""
-        missing = ADDED.keys() - self.ledger_columns()
+        missing = ADDED[table].keys() - found
         if not missing:
             return
         try:
             with self.transaction() as run:
                 run(ADD_WAIT)
-                columns = (f"ADD COLUMN IF NOT EXISTS {name} {ADDED[name]}" for name in sorted(missing))
-                run("ALTER TABLE {ledger} {columns}", columns=", ".join(columns))
+                columns = (f"ADD COLUMN IF NOT EXISTS {name} {ADDED[table][name]}" for name in sorted(missing))
+                run(f"ALTER TABLE {{{table}}} {{columns}}", columns=", ".join(columns))
         except psycopg_().Error as error:
-            _LOG.info("The ledger keeps the form of semel 0.1 until a later start: %s", one_line(error))
+            _LOG.info("semel_%s keeps the form of semel 0.1 until a later start: %s", table, one_line(error))
 
     def ledger_columns(self) -> set[str]:
-        return ledger_columns(self.query, self.place)
+        return own_columns(self.query, self.place)
+
+    def fence_columns(self) -> set[str]:
+        return own_columns(self.query, self.place, "fence")
 
     def has_bookkeeping(self) -> bool:
         names = self.place.names

@@ -17,8 +17,8 @@ from semel.sinks.postgres_store import (
     application_name,
     columns_of,
     execute,
-    ledger_columns,
     literal,
+    own_columns,
     quote,
 )
 from semel.sinks.postgres_types import encoder
@@ -148,7 +148,7 @@ class PostgresWriter(Writer):
         if not self.durable:
             self._promise("COMMIT")
             return {}
-        plan = self.plan if "plan" in ledger_columns(self._run, self.sink.place) else None
+        plan = self.plan if "plan" in own_columns(self._run, self.sink.place) else None
         write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows, plan)
         self._promise("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
         return {"prepared": True}

@@ -66,16 +66,18 @@ class SqlParticipant(Participant):
 
     def _write_fence(self) -> None:
         us = self.context.pipeline, self.sink.name
+        named = {"name": self.context.name}
+        if "target" in self.store.fence_columns():
+            named["target"] = self.sink.table
         with self.store.transaction() as run:
             run("SELECT 1 FROM {fence} WHERE pipeline = %s AND sink = %s FOR UPDATE", us)
             self._refuse_if_older(run)
             ours = (*us, self.context.incarnation)
             # While there is no row there is nothing to lock: a newer one may be there by now, and must stay.
             run("DELETE FROM {fence} WHERE pipeline = %s AND sink = %s AND incarnation <= %s", ours)
-            run(
-                "INSERT INTO {fence} (pipeline, sink, incarnation, name) VALUES (%s, %s, %s, %s)",
-                (*ours, self.context.name),
-            )
+            places = ", ".join(["%s"] * (len(ours) + len(named)))
+            insert = f"INSERT INTO {{fence}} (pipeline, sink, incarnation, {', '.join(named)}) VALUES ({places})"  # noqa: S608
+            run(insert, (*ours, *named.values()))
 
     def _refuse_if_older(self, run: Run) -> None:
         us = self.context.pipeline, self.sink.name
@@ -299,13 +301,18 @@ class SqlParticipant(Participant):
                 "SELECT max(batch) FROM {ledger} WHERE pipeline = %s AND sink = %s",
                 (self.context.pipeline, self.sink.name),
             )
-            writers = self.store.query(
-                "SELECT f.name, f.pipeline FROM {fence} f WHERE f.sink = %s AND f.pipeline <> %s "
-                "AND EXISTS (SELECT 1 FROM {ledger} l WHERE l.pipeline = f.pipeline AND l.sink = f.sink)",
-                (self.sink.name, self.context.pipeline),
-            )
-        named = ((name, PipelineId(who)) for name, who in writers)
-        return Remains.of(branches, newest[0][0], named, self.context)
+            writers = self._writers()
+        return Remains.of(branches, newest[0][0], writers, self.context)
+
+    def _writers(self) -> list[tuple[str, PipelineId]]:
+        """Other pipelines with rows of this sink in this table, by name. semel 0.1 did not say into which table."""
+        target = "f.target" if "target" in self.store.fence_columns() else "''"
+        found = self.store.query(
+            f"SELECT f.name, f.pipeline, {target} FROM {{fence}} f WHERE f.sink = %s AND f.pipeline <> %s "  # noqa: S608 - ours
+            "AND EXISTS (SELECT 1 FROM {ledger} l WHERE l.pipeline = f.pipeline AND l.sink = f.sink)",
+            (self.sink.name, self.context.pipeline),
+        )
+        return [(name, PipelineId(who)) for name, who, table in found if table in ("", self.sink.table)]
 
     def evidence(self, batches: range) -> Evidence:
         """The ledger rows of these batches and of younger ones."""

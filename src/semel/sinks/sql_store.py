@@ -343,7 +343,7 @@ class Store(ABC):
 
     @abstractmethod
     def create_bookkeeping(self) -> None:
-        """Create ledger and fence; to a ledger of semel 0.1 add the columns that it lacks, unless that has to wait.
+        """Create ledger and fence; to those of semel 0.1 add the columns that they lack, unless that has to wait.
 
         It has to while a prepared transaction has marked the ledger, and another start will find it free. semel 0.1
         names the columns that it writes, so that it can go on beside us.
@@ -351,6 +351,9 @@ class Store(ABC):
 
     @abstractmethod
     def ledger_columns(self) -> set[str]: ...
+
+    @abstractmethod
+    def fence_columns(self) -> set[str]: ...
 
     @cached_property
     def keeps_plans(self) -> bool:

@@ -275,11 +275,11 @@ class _SqliteParticipant(Participant):
     def _write_marker(self, committable: Committable) -> None:
         c, context = committable, self.context
         self.database.execute(
-            "INSERT INTO semel_ledger (pipeline, sink, batch, attempt, incarnation, rows, name, format, plan) "
-            "VALUES (?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO semel_ledger (pipeline, sink, batch, attempt, incarnation, rows, name, format, plan, target) "
+            "VALUES (?,?,?,?,?,?,?,?,?,?)",
             (
                 *(context.pipeline, c.sink, c.attempt.batch, c.attempt.attempt, context.incarnation),
-                *(c.rows, context.name, formats.LEDGER, c.plan),
+                *(c.rows, context.name, formats.LEDGER, c.plan, self.sink.table),
             ),
         )
         self.database.execute(
@@ -310,9 +310,12 @@ class _SqliteParticipant(Participant):
                 "SELECT max(batch) FROM semel_ledger WHERE pipeline = ? AND sink = ?",
                 (self.context.pipeline, self.sink.name),
             ).fetchone()[0]
+            # A ledger of semel 0.1 does not say into which table.
+            target = "target" if "target" in ledger_columns(reader) else "''"
             writers = reader.execute(
-                "SELECT DISTINCT name, pipeline FROM semel_ledger WHERE sink = ? AND pipeline <> ?",
-                (self.sink.name, self.context.pipeline),
+                f"SELECT DISTINCT name, pipeline FROM semel_ledger WHERE sink = ? AND pipeline <> ? "  # noqa: S608 - ours
+                f"AND {target} IN ('', ?)",
+                (self.sink.name, self.context.pipeline, self.sink.table),
             ).fetchall()
         return Remains.of(branches, newest, ((name, PipelineId(who)) for name, who in writers), self.context)
 

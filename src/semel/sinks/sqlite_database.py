@@ -23,7 +23,11 @@ LEDGER_ROWS_KEPT = 1_000
 T = TypeVar("T")
 
 #: What a ledger of semel 0.1 does not have. Its own statements name their columns, so it can go on beside us.
-_ADDED = {"format": f"INTEGER NOT NULL DEFAULT {formats.FIRST}", "plan": "TEXT NOT NULL DEFAULT ''"}
+_ADDED = {
+    "format": f"INTEGER NOT NULL DEFAULT {formats.FIRST}",
+    "plan": "TEXT NOT NULL DEFAULT ''",
+    "target": "TEXT NOT NULL DEFAULT '' COLLATE NOCASE",
+}
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS semel_ledger (
     pipeline TEXT NOT NULL, sink TEXT NOT NULL, batch INTEGER NOT NULL, attempt INTEGER NOT NULL,

@@ -23,21 +23,21 @@ class PlannedSource:
 
 
 #: Options that say what a source reads, and none of how. Values of others may be secrets, or change at will.
+#: Brokers come and go; when a pipeline moves house, its checkpoint and their addresses change together.
 _WHAT = (
     "path",
     "topic",
     "subscribe",
     "subscribepattern",
     "assign",
-    "kafka.bootstrap.servers",
     "host",
     "port",
     "table",
     "dbtable",
     "streamname",
 )
-#: Their order means nothing.
-_LISTS = ("subscribe", "kafka.bootstrap.servers")
+#: Its order means nothing.
+_LIST = "subscribe"
 
 
 def known_by(sources: Sequence[PlannedSource]) -> str:
@@ -52,7 +52,7 @@ def _format_of(source: PlannedSource) -> str:
 
 def _said(source: PlannedSource, option: str) -> str:
     value = source.options.get(option, "")
-    if option in _LISTS:
+    if option == _LIST:
         return ",".join(sorted(part.strip() for part in value.split(",")))
     if option == "path":
         # A local path has two spellings, and a folder too.
@@ -78,7 +78,7 @@ def _source(leaf: Any) -> PlannedSource:
         return PlannedSource(str(leaf.sourceName()), _lower(_java_dict(leaf.extraOptions().asCaseSensitiveMap())))
     if kind == "StreamingRelation":
         source = leaf.dataSource()
-        return PlannedSource(str(source.className()), _lower(_scala_dict(source.options())))
+        return PlannedSource(str(source.className()), _lower(scala_dict(source.options())))
     return PlannedSource(kind)
 
 
@@ -91,7 +91,7 @@ def _java_dict(java_map: Any) -> dict[str, Any]:
     return {key: java_map.get(key) for key in java_map.keySet().toArray()}
 
 
-def _scala_dict(scala_map: Any) -> dict[str, Any]:
+def scala_dict(scala_map: Any) -> dict[str, Any]:
     keys = scala_map.keysIterator()
     found = {}
     while keys.hasNext():
