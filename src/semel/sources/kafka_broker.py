@@ -40,10 +40,11 @@ class Broker:
         self._client = self._connect(connection_options(options))
         self._servers = str(options.get("kafka.bootstrap.servers", ""))
 
-    def _connect(self, options: Mapping[str, str]) -> AdminClient:
+    def _connect(self, options: Mapping[str, Any]) -> AdminClient:
         try:
             from confluent_kafka import KafkaException
-            from confluent_kafka.admin import AdminClient
+
+            from semel.sinks.kafka_stand_in import admin_client
         except ImportError:
             raise MissingExtra("Kafka needs confluent-kafka, which is not installed.", extra="kafka") from None
         # What the client would write to stderr is heard through the callback, and told in our own words.
@@ -51,7 +52,8 @@ class Broker:
         if "debug" not in options:
             settings["log_level"] = 0
         try:
-            return AdminClient(settings)
+            made: AdminClient = admin_client(settings, SourceUnavailable)
+            return made
         except KafkaException as error:
             raise ConfigError(
                 f"The Kafka options do not make a client: {_plain(_words(error))}.",
