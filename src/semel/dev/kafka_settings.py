@@ -194,7 +194,8 @@ def _security(security: Security) -> dict[str, str]:
         for name in security.mechanisms
         if name != PLAIN
     }
-    service = {f"{client}.gssapi.sasl.kerberos.service.name": security.kerberos.service} if security.kerberos else {}
+    # Beside Kerberos, Kafka logs itself in by Kerberos for the other mechanisms, too, and asks for this.
+    service = {"sasl.kerberos.service.name": security.kerberos.service} if security.kerberos else {}
     lasting = {f"{client}.connections.max.reauth.ms": str(security.login_ms_max)} if security.login_ms_max else {}
     return {
         f"{client}.sasl.enabled.mechanisms": ",".join(security.mechanisms),
@@ -212,7 +213,9 @@ def _security(security: Security) -> dict[str, str]:
 
 def _krb5(own: Kerberos) -> str:
     module = "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true"
-    return f'{module} keyTab="{_quoted(str(own.keytab))}" principal="{_quoted(own.principal)}";'
+    words = {"keyTab": str(own.keytab), "principal": own.principal}
+    quoted = (f'{name}="{_quoted(value)}"' for name, value in words.items())
+    return f"{module} {' '.join(quoted)};"
 
 
 def _tls(client: str, tls: Tls) -> dict[str, str]:
