@@ -1,4 +1,4 @@
-"""The Python library for Kerberos, which tests build where it is missing: it needs a compiler, so `make setup` does not."""
+"""The Python library for Kerberos. It needs a compiler, so `make setup` leaves it out, and tests build it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def gssapi_folder() -> Path | None:
     if not made.is_dir():
         if shutil.which("krb5-config") is None or shutil.which("gcc") is None:
             install(_COMPILER, print)
-        print(f"building {LIBRARY} (once; about two minutes)")
         made.parent.mkdir(parents=True, exist_ok=True)
         # Made aside and renamed: a run that is cut short leaves nothing that looks complete.
         with tempfile.TemporaryDirectory(dir=made.parent) as aside:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from semel.dev.kafka import Kerberos, Security, kafka
-from semel.dev.kerberos import REALM, kdc
+from semel.dev.kerberos import REALM, host, kdc
 from tests.e2e.kafka_game import KafkaGame, forwarded
 from tests.kerberos_library import gssapi_folder
 
@@ -40,7 +40,7 @@ def killed_and_run_to_its_end(play: Play, cluster: Any, **setup: Any) -> None:
     plain = f"127.0.0.1:{cluster.layout.ports[0].internal}"
     game = play(batches=4, servers=cluster.bootstrap, watched_at=plain, **setup)
     life = game.live("batch.decided@2")
-    assert life.killed, life
+    assert life.killed, life.error
     left = game.open_transactions()
     assert left != []
     last = game.require_good_end(game.live())
@@ -67,7 +67,7 @@ def test_with_kerberos(tmp_path: Path, make_kafka_game: Play, monkeypatch: pytes
         monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with kdc(tmp_path / "kdc", say=print) as realm:
         monkeypatch.setenv("KRB5_CONFIG", str(realm.config))
-        brokers = Kerberos(f"kafka/127.0.0.1@{REALM}", realm.keytab("kafka/127.0.0.1"), realm.config)
+        brokers = Kerberos(f"kafka/{host()}@{REALM}", realm.keytab(f"kafka/{host()}"), realm.config)
         keytab = realm.keytab("app")
         words = f'useKeyTab=true storeKey=true keyTab="{keytab}" principal="app@{REALM}"'
         options = {

@@ -26,7 +26,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Kerberos:
-    """Who the brokers are to a KDC: `principal` is such as kafka/127.0.0.1@REALM. `config` is a krb5.conf."""
+    """Who the brokers are to a KDC: `principal` is such as kafka/localhost@REALM. `config` is a krb5.conf."""
 
     principal: str
     keytab: Path

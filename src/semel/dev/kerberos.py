@@ -1,8 +1,9 @@
-"""A real KDC on this machine, MIT Kerberos from its Debian packages, with a realm of its own, on the loopback interface."""
+"""A real KDC on this machine: MIT Kerberos from its Debian packages, on the loopback interface, with its own realm."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +15,10 @@ from semel.dev.jars import unavailable
 from semel.dev.ports import free_port, listens
 from semel.dev.process import Process, spawn
 
-__all__ = ["REALM", "Kdc", "kdc"]
+__all__ = ["REALM", "Kdc", "host", "kdc"]
 
 REALM = "SEMEL.TEST"
+
 START_TIMEOUT_S_MAX = 20.0
 COMMAND_TIMEOUT_S_MAX = 30
 STOP_TIMEOUT_S_MAX = 5.0
@@ -30,6 +32,11 @@ _PRODUCT = Product(
 )
 
 Say = Callable[[str], None]
+
+
+def host() -> str:
+    """The name of the loopback interface, which is a part of the names of the services here."""
+    return socket.gethostbyaddr("127.0.0.1")[0]
 
 
 @contextmanager
@@ -119,13 +126,13 @@ class Kdc:
         return {"KRB5_CONFIG": str(self.config), "KRB5_KDC_PROFILE": str(self._profile)}
 
     def _krb5_conf(self) -> str:
-        """No name service is asked for anything: a broker is known by the address that clients use."""
+        """Clients look a service up under the name of its address: Java's Kafka client can do nothing else."""
         return f"""[libdefaults]
   default_realm = {REALM}
   dns_lookup_realm = false
   dns_lookup_kdc = false
-  dns_canonicalize_hostname = false
-  rdns = false
+  dns_canonicalize_hostname = true
+  rdns = true
   udp_preference_limit = 1
 [realms]
   {REALM} = {{

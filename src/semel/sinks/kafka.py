@@ -38,6 +38,7 @@ from semel.sinks.base import (
     Writer,
     committable_for,
 )
+from semel.sinks.kafka_login import check_login
 from semel.sinks.kafka_markers import (
     Fate,
     Fence,
@@ -200,6 +201,7 @@ class Kafka(Sink):
 
     def check(self, schema: pa.Schema) -> None:
         check_columns(schema, topic=self.topic, target=self.describe())
+        check_login(self.producer_settings())
         check_target(self.servers, self.options, self.topic, self.timeout_s)
         own = {"transaction.timeout.ms": str(self.transaction_timeout_ms), "transactional.id": "semel-check"}
         check_options({**self.producer_settings(), **own})

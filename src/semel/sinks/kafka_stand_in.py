@@ -201,7 +201,8 @@ class StandIn:
         """The last stable offset of each, which is all that is asked for."""
 
         def ask() -> dict[Any, Any]:
-            from kafka.admin import IsolationLevel, OffsetSpec
+            from kafka.admin import OffsetSpec
+            from kafka.protocol.consumer import IsolationLevel
             from kafka.structs import TopicPartition
 
             ends = {TopicPartition(p.topic, p.partition): OffsetSpec.LATEST for p in asked}
