@@ -199,7 +199,7 @@ def _tables(setup: Setup) -> list[semel.Sink]:
 def sinks(setup: Setup) -> list[semel.Sink]:
     if setup.servers:
         topic = HangingKafka if setup.shape == "hanging" else semel.Kafka
-        tokens = {"token_provider": partial(token, setup.tokens_for)} if setup.tokens_for else {}
+        tokens: dict[str, Any] = {"token_provider": partial(token, setup.tokens_for)} if setup.tokens_for else {}
         return [topic(setup.servers, setup.topics[1], **setup.kafka, **tokens), *_tables(setup)]
     table = HangingSqlite if setup.shape == "hanging" else semel.Sqlite
     made: dict[str, semel.Sink] = {

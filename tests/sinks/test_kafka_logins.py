@@ -129,7 +129,7 @@ def test_clients_log_in_again_with_new_tokens(by_token: KafkaCluster, rig: Rig, 
     """For three times as long as a login lasts, with tokens that last no longer."""
     provider = Noting(rig.suffix)
     sink = rig.sink(rig.topic(), options=TOKENS, token_provider=provider, producer=producer)
-    numbers = []
+    numbers: list[int] = []
     with started(sink) as participant:
         until = time.monotonic() + 6.0
         while time.monotonic() < until:

@@ -104,6 +104,7 @@ def _provider(source: TokenSource | None) -> Any:
 
     if source is None:
         raise RuntimeError("there is no source of tokens")
+    fetch = source.token
 
     class Provider(AbstractTokenProvider):  # type: ignore[misc]
         """kafka-python asks in the thread of its connections, which waits. Mostly the token is there already."""
@@ -112,7 +113,7 @@ def _provider(source: TokenSource | None) -> Any:
 
         def token(self) -> str:
             try:
-                return source.token().text
+                return fetch().text
             except SemelError as error:
                 raise _in_words_of_kafka_python(error) from None
 

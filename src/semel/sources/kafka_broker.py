@@ -181,7 +181,7 @@ class Broker:
         code, heard = _code(error), dict(self._heard)
         self._heard.clear()
         refused = next((heard[name] for name in LOCKED_OUT if name in heard), "")
-        if refused or "AUTHORIZATION_FAILED" in code:
+        if refused or "AUTHORIZATION_FAILED" in code or code in LOCKED_OUT:
             return ConfigError(
                 f"Kafka at {self._servers} did not let us in: {_plain(refused or _words(error))}.",
                 remedy="Correct the login or the certificates, or let this user read the topic and the group.",
