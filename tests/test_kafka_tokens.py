@@ -17,7 +17,7 @@ import pytest
 
 from semel import kafka_tokens
 from semel.errors import ConfigError, MissingExtra, SemelError, SinkUnavailable
-from semel.kafka_options import java_to_librdkafka
+from semel.kafka_options import java_to_librdkafka, with_tokens
 from semel.kafka_tokens import ClientCredentials, MskIam, TokenSource, Unsecured, msk_region, token_source
 from semel.sinks.kafka import Kafka
 
@@ -156,6 +156,18 @@ def test_a_provider_goes_with_no_other_login(options: dict[str, str], what: str)
     with pytest.raises(ConfigError) as caught:
         Kafka("h:1", "orders", options=options, token_provider=Unsecured("app"))
     assert what in caught.value.what
+
+
+def test_with_a_provider_a_handler_of_java_is_for_java_alone() -> None:
+    java = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.jaas.config": "com.example.OurOwnLoginModule required;",
+        "kafka.sasl.login.callback.handler.class": "com.example.OurOwnCallbackHandler",
+    }
+    told = java_to_librdkafka(with_tokens(java, "h:1", Unsecured("app")))
+    assert told.pop("oauth_cb") == TokenSource.of(Unsecured("app"))
+    assert told == {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
 
 
 def test_the_word_of_confluent_kafka_is_refused_for_it_means_another_time() -> None:

@@ -90,7 +90,8 @@ def java_to_librdkafka(options: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = _bare(options)
     if _is_msk(given):
         given = _msk(given)
-    found: dict[str, Any] = _stores(given) | _login(given)
+    # Whoever gives tokens has said how to log in; what is left is for Java.
+    found: dict[str, Any] = _stores(given) | ({} if OAUTH_CB in options else _login(given))
     for spelled, value in _without_what_was_read(given).items():
         name = RENAMED.get(spelled, spelled)
         if DROPPED.fullmatch(name):

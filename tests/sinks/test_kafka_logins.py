@@ -6,6 +6,7 @@ import functools
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from semel.dev.kafka import KafkaCluster, Kerberos, Security, kafka
 from semel.dev.kerberos import REALM, Kdc, host, kdc
 from semel.errors import BatchFailed, ConfigError, SemelError, SinkUnavailable, SourceUnavailable
 from semel.ids import Branch
-from semel.kafka_options import with_tokens
 from semel.kafka_tokens import Unsecured
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_producers import release_all
 from semel.sinks.kafka_stand_in import can_log_in
-from semel.sources.kafka_broker import Broker
+from semel.sources.kafka_broker import Broker, broker_of
 from tests.contract.harness import attempt, context
 from tests.kerberos_library import gssapi_folder
 from tests.processes import wait_until
@@ -215,11 +215,11 @@ def test_a_control_topic_is_created_and_read_by_token(by_token: KafkaCluster, ri
 
 
 def asks_what_a_source_asks(rig: Rig, broker: Broker) -> None:
-    topic = rig.topic(partitions=2)
+    topic = rig.topic(f"in_{uuid.uuid4().hex[:8]}", partitions=2)
     places = [(topic, 0), (topic, 1)]
     assert broker.partitions([topic]) == places
-    assert broker.partitions_like(f"orders_{rig.suffix}.*") == places
-    group = f"billing-{rig.suffix}"
+    assert broker.partitions_like(f"{topic}.*") == places
+    group = f"billing-{topic}"
     assert broker.group_offsets(group, places) == {}
     broker.report(group, {places[0]: 7})
     assert broker.group_offsets(group, places) == {places[0]: 7}
@@ -230,10 +230,14 @@ def asks_what_a_source_asks(rig: Rig, broker: Broker) -> None:
 
 def test_a_source_asks_by_token(by_token: KafkaCluster, rig: Rig) -> None:
     settings = {"kafka.bootstrap.servers": rig.servers, **{f"kafka.{k}": v for k, v in TOKENS.items()}}
-    asks_what_a_source_asks(rig, Broker(with_tokens(settings, rig.servers, Unsecured("app")), 5.0))
-    refused = Broker(with_tokens(settings, rig.servers, nonsense), 5.0)
+    handler = {"kafka.sasl.login.callback.handler.class": "com.example.OurOwnCallbackHandler"}
+    settings |= {"kafka.sasl.mechanism": "OAUTHBEARER", **handler}
+    asks_what_a_source_asks(rig, broker_of(settings, 5.0, Unsecured("app")))
+    # As whoever reports offsets knows the source: by what Spark has kept of it.
+    asks_what_a_source_asks(rig, broker_of(settings, 5.0))
+    refused = broker_of(settings, 5.0, nonsense)
     assert "did not let us in" in refusal(lambda: refused.partitions(["orders"]))
-    silent = Broker(with_tokens(settings, rig.servers, functools.partial(fail, SECRET)), 5.0)
+    silent = broker_of(settings, 5.0, functools.partial(fail, SECRET))
     assert refusal(lambda: silent.partitions(["orders"]), SourceUnavailable).startswith("The token provider functools")
 
 

@@ -9,7 +9,8 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from semel.errors import ConfigError, MissingExtra, SemelError, SourceUnavailable
-from semel.kafka_options import connection_options
+from semel.kafka_options import connection_options, with_tokens
+from semel.kafka_tokens import OAUTH_CB, TokenProvider, TokenSource
 from semel.sources.java_pattern import matcher
 
 if TYPE_CHECKING:
@@ -28,6 +29,21 @@ COORDINATOR_BUSY = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE",
 LEADER_MOVED = ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION")
 #: Errors that no patience mends: the client is not let in.
 LOCKED_OUT = ("_AUTHENTICATION", "_SSL")
+
+
+#: servers -> where the tokens for questions come from. Of a source Spark keeps text, and no function.
+_TOKENS: dict[str, TokenSource] = {}
+
+
+def broker_of(options: Mapping[str, Any], timeout_s: float, provider: TokenProvider | None = None) -> Broker:
+    """The cluster of a source, asked with tokens of this provider or of the one that its `read_kafka` was given."""
+    servers = str(options.get("kafka.bootstrap.servers", ""))
+    known = with_tokens(options, servers, provider)
+    if provider is not None:
+        _TOKENS[servers] = known[OAUTH_CB]
+    elif servers in _TOKENS and OAUTH_CB not in known:
+        known[OAUTH_CB] = _TOKENS[servers]
+    return Broker(known, timeout_s)
 
 
 class Broker:
