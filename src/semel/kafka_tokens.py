@@ -299,7 +299,14 @@ class MskIam:
                 "The region of an Amazon MSK cluster is not known: its address does not show it.",
                 remedy="Set AWS_REGION, or give the sink token_provider=MskIam(region).",
             )
-        token, until_ms = MSKAuthTokenProvider.generate_auth_token(region)
+        try:
+            token, until_ms = MSKAuthTokenProvider.generate_auth_token(region)
+        except Exception as error:  # noqa: BLE001 - without credentials its library raises what it comes across
+            raise SinkUnavailable(
+                f"AWS's library made no token for Amazon MSK in {region}: {type(error).__name__}.",
+                remedy="Give the driver and the executors credentials where that library looks for them: environment, "
+                "profile or role.",
+            ) from None
         return token, until_ms / 1000 - time.time()
 
 
