@@ -132,7 +132,7 @@ REFUSED = {
     ),
     "JKS key": ({"ssl.keystore.location": "/me.jks"}, "ssl.keystore.location names a JKS store"),
     "a login handler": (
-        {"sasl.login.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler"},
+        {"sasl.login.callback.handler.class": "com.example.OurOwnCallbackHandler"},
         "sasl.login.callback.handler.class has no counterpart",
     ),
     "an unknown setting of TLS": ({"ssl.engine.factory.class": "x.Y"}, "ssl.engine.factory.class has no counterpart"),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from semel.errors import ConfigError
+from semel.kafka_tokens import OAUTH_CB, MskIam, TokenProvider, TokenSource, msk_region
 
 PREFIX = "kafka."
 HIDDEN = "***"
@@ -63,20 +64,34 @@ SECURITY_KNOWN = re.compile(
 CONNECTION = re.compile(
     r"bootstrap\.servers|client\.(id|rack|dns\.lookup)|(security|sasl|ssl|socket|reconnect|https|broker)\..*"
     r"|connections\.max\.idle\.ms|metadata\.max\.age\.ms|api\.version\..*|debug"
-    r"|enable\.(ssl\.certificate\.verification|sasl\.oauthbearer\.unsecure\.jwt)"
+    r"|enable\.(ssl\.certificate\.verification|sasl\.oauthbearer\.unsecure\.jwt)|oauth_cb"
 )
 
-SECRET = re.compile(r"password|passphrase|secret|jaas|credential|token|private\.key|keystore\.key|\.pem|bearer\.config")
+SECRET = re.compile(
+    r"password|passphrase|secret|jaas|credential|token|private\.key|keystore\.key|\.pem|bearer\.config|oauth_cb"
+)
 PUBLIC = re.compile(r"token\.endpoint\.url|client\.id$")
 
 #: The handlers that come with Kafka and do what librdkafka's own `oidc` method does.
 OIDC_HANDLER = re.compile(r"org\.apache\.kafka\..*\.oauthbearer\.(secured\.)?OAuthBearerLoginCallbackHandler")
+#: Those of Amazon's library. Its brokers take the same login as a token, too.
+MSK_HANDLER = re.compile(r"software\.amazon\.msk\.auth\.iam\.IAM(OAuthBearerLogin|Client)CallbackHandler")
+MSK_MECHANISM = "AWS_MSK_IAM"
+_TOKENS_FROM_ELSEWHERE = re.compile(r"sasl\.oauthbearer\..*|enable\.sasl\.oauthbearer\.unsecure\.jwt")
+#: What Java's own handler without a server puts into a token that nobody signs: the user.
+UNSECURED = "unsecuredLoginStringClaim_sub"
 
 
-def java_to_librdkafka(options: Mapping[str, Any]) -> dict[str, str]:
-    """The settings for a librdkafka client. Raises ConfigError for those that cannot be left out nor translated."""
-    given = _bare(options)
-    found = _stores(given) | _login(given)
+def java_to_librdkafka(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for a librdkafka client. Raises ConfigError for those that cannot be left out nor translated.
+
+    All are text, but for a source of tokens.
+    """
+    given: dict[str, Any] = _bare(options)
+    if _is_msk(given):
+        given = _msk(given)
+    # Whoever gives tokens has said how to log in; what is left is for Java.
+    found: dict[str, Any] = _stores(given) | ({} if OAUTH_CB in options else _login(given))
     for spelled, value in _without_what_was_read(given).items():
         name = RENAMED.get(spelled, spelled)
         if DROPPED.fullmatch(name):
@@ -85,12 +100,41 @@ def java_to_librdkafka(options: Mapping[str, Any]) -> dict[str, str]:
             raise _untranslatable(name)
         found[name] = REVALUED.get((name, value), value)
     _require_openssl_ciphers(found)
+    if OAUTH_CB in options:
+        found[OAUTH_CB] = options[OAUTH_CB]
+    if OAUTH_CB in found:
+        # Whoever gives tokens is not asked for them; librdkafka takes one way or the other.
+        return {name: value for name, value in found.items() if not _TOKENS_FROM_ELSEWHERE.fullmatch(name)}
     return found
 
 
-def connection_options(options: Mapping[str, Any]) -> dict[str, str]:
+def connection_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Of the settings for a librdkafka client those that say how to reach the broker: enough for an admin client."""
     return {name: value for name, value in java_to_librdkafka(options).items() if CONNECTION.fullmatch(name)}
+
+
+def with_tokens(options: Mapping[str, Any], servers: str, provider: TokenProvider | None) -> dict[str, Any]:
+    """The same settings, with the source of the tokens among them where there is one."""
+    found, given = dict(options), _bare(options)
+    if not isinstance(found.get(OAUTH_CB), TokenSource | None):
+        raise ConfigError(
+            f"The Kafka option {OAUTH_CB} does not count: there is an argument for it.",
+            remedy="Give a function without arguments as token_provider. It returns a token and how many seconds it "
+            "lasts, not the time at which it ends.",
+        )
+    if provider is None:
+        if _is_msk(given) and OAUTH_CB not in found:
+            found[OAUTH_CB] = TokenSource.of(MskIam(msk_region(servers)))
+        return found
+    protocol = given.get("security.protocol", "PLAINTEXT")
+    named = next((given[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in given), "")
+    if not protocol.upper().startswith("SASL_") or named.upper() not in ("", "OAUTHBEARER", MSK_MECHANISM):
+        raise ConfigError(
+            f"A token_provider does not go with security.protocol={protocol} and sasl.mechanism={named}.",
+            remedy="Set security.protocol to SASL_SSL, and leave sasl.mechanism out or set it to OAUTHBEARER.",
+        )
+    mechanism = {} if named else {"sasl.mechanism": "OAUTHBEARER"}
+    return {**found, **mechanism, OAUTH_CB: TokenSource.of(provider)}
 
 
 def login_for_java(options: Mapping[str, Any]) -> dict[str, str]:
@@ -121,6 +165,8 @@ def _bare(options: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for option, value in options.items():
         name = option.removeprefix(PREFIX)
+        if name == OAUTH_CB:
+            continue
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if value is None:
             continue
@@ -132,7 +178,7 @@ def _bare(options: Mapping[str, Any]) -> dict[str, str]:
 def _without_what_was_read(given: Mapping[str, str]) -> dict[str, str]:
     """What `_login` and `_stores` have not dealt with. TLS versions can be left out: both ends choose the highest."""
     read = re.compile(
-        r"sasl\.jaas\.config|sasl\.login\.callback\.handler\.class|ssl\.(protocol|enabled\.protocols)"
+        r"sasl\.jaas\.config|sasl\.(login|client)\.callback\.handler\.class|ssl\.(protocol|enabled\.protocols)"
         r"|ssl\.(truststore|keystore)\.(location|password|type)"
     )
     return {name: value for name, value in given.items() if not read.fullmatch(name)}
@@ -143,9 +189,9 @@ def _without_what_was_read(given: Mapping[str, str]) -> dict[str, str]:
 
 def _login(given: Mapping[str, str]) -> dict[str, str]:
     """What `sasl.jaas.config` says, in librdkafka's words."""
-    handler = given.get("sasl.login.callback.handler.class", "")
-    if handler and not OIDC_HANDLER.fullmatch(handler):
-        raise _untranslatable("sasl.login.callback.handler.class")
+    for name in ("sasl.login.callback.handler.class", "sasl.client.callback.handler.class"):
+        if (handler := given.get(name, "")) and not OIDC_HANDLER.fullmatch(handler):
+            raise _untranslatable(name)
     text = given.get("sasl.jaas.config", "").strip()
     if not text or {"sasl.username", "sasl.password"} <= given.keys():
         return {}
@@ -187,6 +233,12 @@ def _password_login(words: Mapping[str, str]) -> dict[str, str]:
 
 
 def _oauth_login(words: Mapping[str, str]) -> dict[str, str]:
+    if UNSECURED in words:
+        of = {"sasl.oauthbearer.config": f"principal={words[UNSECURED]}"}
+        return {"enable.sasl.oauthbearer.unsecure.jwt": "true", **of}
+    if "clientId" not in words:
+        # Kafka 4.1 and newer name the client in settings of its own. Java has one method less to choose from.
+        return {"sasl.oauthbearer.method": "oidc"}
     extensions = (f"{k.removeprefix('extension_')}={v}" for k, v in words.items() if k.startswith("extension_"))
     return {
         "sasl.oauthbearer.method": "oidc",
@@ -203,6 +255,26 @@ def _kerberos_login(words: Mapping[str, str]) -> dict[str, str]:
         "sasl.kerberos.principal": words.get("principal", ""),
         "sasl.kerberos.service.name": words.get("serviceName", ""),
     }
+
+
+def _is_msk(given: Mapping[str, str]) -> bool:
+    handlers = (given.get(f"sasl.{side}.callback.handler.class", "") for side in ("login", "client"))
+    return given.get("sasl.mechanism") == MSK_MECHANISM or any(MSK_HANDLER.fullmatch(handler) for handler in handlers)
+
+
+def _msk(given: Mapping[str, str]) -> dict[str, Any]:
+    """An IAM login as a token. Amazon's Java library finds its credentials where AWS's library for Python does."""
+    words = dict(_JAAS_WORD.findall(given.get("sasl.jaas.config", "")))
+    if words:
+        raise ConfigError(
+            f"The Kafka option sasl.jaas.config logs in to Amazon MSK with {', '.join(sorted(words))}, which semel's "
+            "own clients cannot.",
+            remedy="Name the profile or the role in the environment of AWS, or give the sink a token_provider.",
+        )
+    read = re.compile(r"sasl\.(mechanism|jaas\.config|(login|client)\.callback\.handler\.class)")
+    kept = {name: value for name, value in given.items() if not read.fullmatch(name)}
+    region = msk_region(given.get("bootstrap.servers", ""))
+    return {**kept, "sasl.mechanism": "OAUTHBEARER", OAUTH_CB: TokenSource.of(MskIam(region))}
 
 
 _MODULES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {

@@ -405,6 +405,7 @@ class KafkaHarness(Harness):
     committed_failpoint = "kafka.committed"
     server = "kafka_cluster"
     leak_batches = 60
+    producer = "auto"
 
     def __init__(self, folder: Path, address: str = "") -> None:
         super().__init__(folder, address)
@@ -415,10 +416,14 @@ class KafkaHarness(Harness):
         self.foreign: list[Any] = []
 
     def sink(self, name: str = "") -> Sink:
-        return Kafka(self.address, f"orders_{self.suffix}", name=f"{name or 'orders'}_{self.suffix}")
+        return self._kafka("orders", name or "orders")
 
     def neighbour(self) -> Sink:
-        return Kafka(self.address, f"returns_{self.suffix}", name=f"returns_{self.suffix}")
+        return self._kafka("returns", "returns")
+
+    def _kafka(self, topic: str, name: str) -> Sink:
+        full = f"{topic}_{self.suffix}"
+        return Kafka(self.address, full, name=f"{name}_{self.suffix}", producer=self.producer)
 
     def visible(self, sink: Sink) -> Rows:
         if not isinstance(sink, Kafka):
@@ -453,6 +458,13 @@ class KafkaHarness(Harness):
         self.world.close()
 
 
+class LibrdkafkaHarness(KafkaHarness):
+    """Every row by librdkafka, in place of semel's own producer."""
+
+    producer = "librdkafka"
+
+
 OWN_HARNESSES: dict[str, type[Harness]] = {
-    h.kind: h for h in (MemoryHarness, SqliteHarness, FilesHarness, KafkaHarness)
+    **{h.kind: h for h in (MemoryHarness, SqliteHarness, FilesHarness, KafkaHarness)},
+    "librdkafka": LibrdkafkaHarness,
 }

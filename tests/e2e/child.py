@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import semel
 from semel.dev.jars import connector_jars
 from semel.errors import SemelError
 from semel.ids import Branch
+from semel.kafka_tokens import Unsecured
 from semel.runtime.batch import Limits, Report
 from semel.runtime.pipeline import StreamWriter
 from semel.sinks.base import StagedPart, Writer
@@ -33,7 +35,8 @@ class Setup:
     The rest is for Kafka: `topics` are the input and the output, `kafka` are arguments of the sink. `forever` goes on
     when the input is at its end, until it is killed. In the shape "unsigned" rows do not say which task wrote them, so
     that they are the same however Spark numbers its tasks. `stores` adds a table in each of these databases, by kind
-    and url; `tables` are arguments of their sinks. `limits` say how long a batch tries.
+    and url; `tables` are arguments of their sinks. `limits` say how long a batch tries. `source` are options of the
+    reader. With `tokens_for` the sink logs in as that user, with tokens of a function in here.
     """
 
     folder: str
@@ -54,12 +57,16 @@ class Setup:
     tables: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
     power_loss_safe: bool = True
+    source: Mapping[str, str] = field(default_factory=dict)
+    tokens_for: str = ""
 
 
 #: The environment variable that names an archive of Spark's classes; see conftest.py.
 CLASS_ARCHIVE = "SEMEL_TEST_CLASS_ARCHIVE"
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 HANG_SECONDS = 60
+#: So short that a life needs several.
+TOKEN_LIFE_S = 3.0
 #: What an unsigned row has in place of its task.
 NO_TASK = -1
 SCHEMA = "id long, key string, amount long, at timestamp"
@@ -111,7 +118,10 @@ def rows(setup: Setup, spark: SparkSession) -> DataFrame:
 def _kafka_rows(setup: Setup, spark: SparkSession) -> DataFrame:
     """The rows as they are. The value says where each came from, and which task wrote it: that is what audits go by."""
     source = semel.read_kafka(
-        spark, setup.topics[0], servers=setup.servers, options={"maxOffsetsPerTrigger": setup.rows_per_batch}
+        spark,
+        setup.topics[0],
+        servers=setup.servers,
+        options={"maxOffsetsPerTrigger": setup.rows_per_batch, **setup.source},
     )
     task = NO_TASK if setup.shape == "unsigned" else "spark_partition_id()"
     return source.selectExpr("key", f"concat_ws(' ', partition, offset, {task}) AS value")
@@ -189,13 +199,20 @@ def _tables(setup: Setup) -> list[semel.Sink]:
 def sinks(setup: Setup) -> list[semel.Sink]:
     if setup.servers:
         topic = HangingKafka if setup.shape == "hanging" else semel.Kafka
-        return [topic(setup.servers, setup.topics[1], **setup.kafka), *_tables(setup)]
+        tokens: dict[str, Any] = {"token_provider": partial(token, setup.tokens_for)} if setup.tokens_for else {}
+        return [topic(setup.servers, setup.topics[1], **setup.kafka, **tokens), *_tables(setup)]
     table = HangingSqlite if setup.shape == "hanging" else semel.Sqlite
     made: dict[str, semel.Sink] = {
         "sqlite": table(f"{setup.folder}/out.db", "out", timeout_s=setup.timeout_s),
         "files": semel.Files(f"{setup.folder}/out"),
     }
     return list(made.values()) if setup.sink == "both" else [made[setup.sink]]
+
+
+def token(user: str) -> tuple[str, float]:
+    """As a script of a user has it: a function that workers get with each task, for they cannot import it."""
+    text, _ = Unsecured(user, TOKEN_LIFE_S)()
+    return text, TOKEN_LIFE_S
 
 
 def writer(setup: Setup, spark: SparkSession) -> StreamWriter:

@@ -37,10 +37,14 @@ def records_of(*ids: int) -> pa.RecordBatch:
 
 
 class Rig:
-    """Tests share a broker, so each has a suffix for its topics and sinks."""
+    """Tests share a broker, so each has a suffix for its topics and sinks.
+
+    `producer` is that of all sinks, unless a test chooses another for one.
+    """
 
     def __init__(self, servers: str, options: dict[str, str] | None = None, control_topic: str = CONTROL_TOPIC) -> None:
         self.servers = servers
+        self.producer = "auto"
         self.suffix = uuid.uuid4().hex[:8]
         self.world = KafkaWorld(servers, options, control_topic)
 
@@ -55,7 +59,8 @@ class Rig:
         return full
 
     def sink(self, topic: str = "", **settings: Any) -> Kafka:
-        chosen = {"name": f"orders_{self.suffix}", "timeout_s": TIMEOUT_S, **settings}
+        own = {"name": f"orders_{self.suffix}", "timeout_s": TIMEOUT_S, "producer": self.producer}
+        chosen = {**own, **settings}
         return Kafka(self.servers, topic, **chosen)
 
     # One batch --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
 from semel.dev.kafka import KafkaCluster
+from semel.errors import ConfigError
 from semel.ids import Branch
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_direct import DirectProducer, suits
@@ -278,6 +279,28 @@ def test_only_rows_with_headers_or_timestamps_leave_the_quick_path(rig: Rig, col
         made[name] = type(writer._ready.producer)  # type: ignore[attr-defined]
         writer.abort()
     assert made == {"plain": DirectProducer, column: RowProducer}
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["exactly-once", "at-least-once"])
+def test_one_setting_sends_every_row_by_librdkafka(rig: Rig, durable: bool) -> None:
+    topic = rig.topic()
+    made: dict[str, Any] = {}
+    for producer in ("auto", "librdkafka"):
+        sink = rig.sink(topic, producer=producer)
+        writer = sink.writer(Branch(attempt(), sink.name, 0, 0), durable=durable)
+        writer.write(records_of(1))
+        made[producer] = type(writer._ready.producer if durable else writer._plain)  # type: ignore[attr-defined]
+        writer.abort()
+    assert made == {"auto": DirectProducer, "librdkafka": RowProducer}
+
+
+def test_a_producer_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Kafka("h:1", "orders", producer="java")
+    assert str(caught.value) == (
+        "A Kafka sink knows no producer 'java'.\n  the data now: nothing was started and no row was written\n"
+        "  what to do: Use 'auto' or 'librdkafka'."
+    )
 
 
 # Settings ---------------------------------------------------------------------------------------------------------

@@ -25,6 +25,14 @@ from tests.contract.harness import OTHERS, attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare_one, records_of, stage, stage_one, started, write
 
+
+@pytest.fixture(params=["auto", "librdkafka"])
+def rig(rig: Rig, request: pytest.FixtureRequest) -> Rig:
+    """Each test in here runs with semel's own producer, and with librdkafka for everything."""
+    rig.producer = request.param
+    return rig
+
+
 # Whose the ids are ------------------------------------------------------------------------------------------------
 
 

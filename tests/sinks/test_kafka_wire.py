@@ -64,7 +64,7 @@ def test_tls_as_librdkafka_names_it() -> None:
         ("ssl.curves.list", "X25519"),
         ("ssl.sigalgs.list", "ECDSA+SHA256"),
         ("ssl.ca.pem", "-----BEGIN CERTIFICATE-----"),
-        ("sasl.mechanism", "GSSAPI"),
+        ("sasl.mechanism", "DIGEST-MD5"),
     ],
 )
 def test_what_would_make_it_less_secure_than_it_was_told_to_be_is_refused_by_name(name: str, value: str) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from semel.dev.jars import unavailable
 from semel.dev.kafka_program import KAFKA, Program, format_data, new_id, program
-from semel.dev.kafka_settings import Layout, Ports, Security, Tls, as_text, properties_of
+from semel.dev.kafka_settings import Kerberos, Layout, Ports, Security, Tls, as_text, properties_of
 from semel.dev.logs import telling_line
 from semel.dev.ports import free_ports, listens, refuse_taken
 from semel.dev.process import Process, spawn
 from semel.dev.records import Member, write_private
 from semel.errors import ConfigError, MissingExtra, SemelError
 
-__all__ = ["KAFKA", "KafkaCluster", "Layout", "Ports", "Security", "Tls", "kafka", "lay_out"]
+__all__ = ["KAFKA", "KafkaCluster", "Kerberos", "Layout", "Ports", "Security", "Tls", "kafka", "lay_out"]
 
 BROKERS_MAX = 5
 START_TIMEOUT_S_MAX = 60.0

@@ -40,6 +40,8 @@ class Program:
         compiler = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if layout.quick else ["-XX:+UseG1GC"]
         crash = f"-XX:ErrorFile={layout.broker_folder(broker)}/crash-%p.log"
         options = [f"-Xmx{layout.heap_mb}m", *compiler, crash, sharing or f"-XX:SharedArchiveFile={self.archive}"]
+        if layout.security is not None and layout.security.kerberos is not None:
+            options.append(f"-Djava.security.krb5.conf={layout.security.kerberos.config}")
         return [self.java, *options, *self.classes, "kafka.Kafka", str(layout.settings(broker))]
 
     @property

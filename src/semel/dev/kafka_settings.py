@@ -12,7 +12,7 @@ from semel.errors import ConfigError
 CLIENT, INTERNAL, CONTROLLER = "CLIENT", "INTERNAL", "CONTROLLER"
 
 
-PLAIN = "PLAIN"
+PLAIN, OAUTHBEARER, GSSAPI = "PLAIN", "OAUTHBEARER", "GSSAPI"
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,37 @@ class Tls:
 
 
 @dataclass(frozen=True)
+class Kerberos:
+    """Who the brokers are to a KDC: `principal` is such as kafka/localhost@REALM. `config` is a krb5.conf."""
+
+    principal: str
+    keytab: Path
+    config: Path
+
+    @property
+    def service(self) -> str:
+        return self.principal.partition("/")[0]
+
+
+@dataclass(frozen=True)
 class Security:
     """Clients say who they are (SASL), and may do what an ACL allows them; super users may do everything.
 
     `users` log in by PLAIN. Passwords for other `mechanisms`, such as SCRAM-SHA-512, are given to a broker that runs.
+    By OAUTHBEARER anybody is who an unsigned token says: a broker takes those for tests only.
     """
 
     users: Mapping[str, str] = field(repr=False)
     super_users: tuple[str, ...] = ("admin",)
     tls: Tls | None = None
     mechanisms: tuple[str, ...] = (PLAIN,)
+    kerberos: Kerberos | None = None
+    #: How long a login lasts; 0 is for as long as the connection.
+    login_ms_max: int = 0
 
     def __post_init__(self) -> None:
+        if (GSSAPI in self.mechanisms) != (self.kerberos is not None):
+            raise ConfigError("A Kafka with the mechanism GSSAPI needs `kerberos`, and no other does.")
         for name in self.users:
             if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
                 raise ConfigError(
@@ -166,21 +185,37 @@ def _security(security: Security) -> dict[str, str]:
     users = " ".join(f'user_{name}="{_quoted(password)}"' for name, password in security.users.items())
     modules = "org.apache.kafka.common.security"
     supers = ["ANONYMOUS", *security.super_users]
-    scram = {
-        f"{client}.{mechanism.lower()}.sasl.jaas.config": f"{modules}.scram.ScramLoginModule required;"
-        for mechanism in security.mechanisms
-        if mechanism != PLAIN
+    words = {
+        OAUTHBEARER: f'{modules}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";',
+        GSSAPI: _krb5(security.kerberos) if security.kerberos else "",
     }
+    logins = {
+        f"{client}.{name.lower()}.sasl.jaas.config": words.get(name, f"{modules}.scram.ScramLoginModule required;")
+        for name in security.mechanisms
+        if name != PLAIN
+    }
+    # Beside Kerberos, Kafka logs itself in by Kerberos for the other mechanisms, too, and asks for this.
+    service = {"sasl.kerberos.service.name": security.kerberos.service} if security.kerberos else {}
+    lasting = {f"{client}.connections.max.reauth.ms": str(security.login_ms_max)} if security.login_ms_max else {}
     return {
         f"{client}.sasl.enabled.mechanisms": ",".join(security.mechanisms),
         f"{client}.plain.sasl.jaas.config": f"{modules}.plain.PlainLoginModule required {users};",
-        **scram,
+        **logins,
+        **service,
+        **lasting,
         **(_tls(client, security.tls) if security.tls else {}),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         # Whoever comes in by a plain text listener is anonymous: that is how brokers reach each other.
         "super.users": ";".join(f"User:{name}" for name in supers),
         "allow.everyone.if.no.acl.found": "false",
     }
+
+
+def _krb5(own: Kerberos) -> str:
+    module = "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true"
+    words = {"keyTab": str(own.keytab), "principal": own.principal}
+    quoted = (f'{name}="{_quoted(value)}"' for name, value in words.items())
+    return f"{module} {' '.join(quoted)};"
 
 
 def _tls(client: str, tls: Tls) -> dict[str, str]:

@@ -24,7 +24,8 @@ from semel.deadline import limited
 from semel.errors import BatchFailed, ConfigError, Fenced, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch, to_sink_name
-from semel.kafka_options import hide_secrets, java_to_librdkafka
+from semel.kafka_options import hide_secrets, java_to_librdkafka, with_tokens
+from semel.kafka_tokens import OAUTH_CB, TokenProvider
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import (
     Capabilities,
@@ -37,6 +38,7 @@ from semel.sinks.base import (
     Writer,
     committable_for,
 )
+from semel.sinks.kafka_login import check_login
 from semel.sinks.kafka_markers import (
     Fate,
     Fence,
@@ -45,9 +47,10 @@ from semel.sinks.kafka_markers import (
     marker_record,
     partition_of,
 )
-from semel.sinks.kafka_producers import id_pattern
+from semel.sinks.kafka_producers import BY_ITSELF, LIBRDKAFKA, PRODUCERS, id_pattern
 from semel.sinks.kafka_requests import Transaction
 from semel.sinks.kafka_rows import check_columns
+from semel.sinks.kafka_stand_in import can_log_in, no_kerberos_in_librdkafka
 from semel.sinks.kafka_topics import (
     TRANSACTION_STATE,
     check_keeping,
@@ -109,16 +112,20 @@ class Kafka(Sink):
     default it is made of its id. `transaction_timeout_ms` should exceed batch time plus restart time; when it does not,
     nothing is lost, but the batch is run again. `timeout_s` is how long to wait for a broker's answer.
     `accept_unclean_elections` starts the pipeline although an election may lose what the guarantee rests on.
+    `producer="librdkafka"` sends every row by librdkafka, in place of semel's own quicker producer. `token_provider` is
+    a function that returns a token and the seconds that it lasts, for a login by OAUTHBEARER.
     """
 
     servers: str
     topic: str = ""
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     transactional_id_prefix: str = ""
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     control_topic: str = CONTROL_TOPIC
     timeout_s: float = 15.0
     accept_unclean_elections: bool = False
+    producer: str = BY_ITSELF
+    token_provider: TokenProvider | None = field(default=None, repr=False, compare=False)
 
     kind: ClassVar[str] = "kafka"
     modules: ClassVar[tuple[str, ...]] = ("confluent_kafka", "crc32c", "kafka", "numpy")
@@ -134,11 +141,17 @@ class Kafka(Sink):
             raise ConfigError(f"The topic {self.topic} is semel's own: rows cannot go there.")
         if self.transaction_timeout_ms <= 0 or self.timeout_s <= 0:
             raise ConfigError("transaction_timeout_ms and timeout_s of a Kafka sink must be greater than zero.")
-        object.__setattr__(self, "options", dict(self.options))
+        if self.producer not in PRODUCERS:
+            raise ConfigError(
+                f"A Kafka sink knows no producer {self.producer!r}.", remedy=f"Use {' or '.join(map(repr, PRODUCERS))}."
+            )
+        object.__setattr__(self, "options", with_tokens(self.options, self.servers, self.token_provider))
         self._check_options(java_to_librdkafka(self.options))
 
-    def _check_options(self, options: Mapping[str, str]) -> None:
+    def _check_options(self, options: Mapping[str, Any]) -> None:
         for name, value in options.items():
+            if name == OAUTH_CB:
+                continue
             allowed, instead = FIXED.get(name, ((value.lower(),), ""))
             if value.lower() not in allowed:
                 raise ConfigError(f"The Kafka option {name}={value} breaks the guarantee.", remedy=f"Use {instead}.")
@@ -165,7 +178,7 @@ class Kafka(Sink):
         """What every transactional id of this sink begins with."""
         return f"{self.transactional_id_prefix or f'semel-{pipeline}'}-{self.name}"
 
-    def producer_settings(self) -> dict[str, str]:
+    def producer_settings(self) -> dict[str, Any]:
         """Settings of librdkafka. Rows land in the partitions that a Java producer would choose."""
         return {
             "linger.ms": "5",
@@ -188,9 +201,12 @@ class Kafka(Sink):
 
     def check(self, schema: pa.Schema) -> None:
         check_columns(schema, topic=self.topic, target=self.describe())
+        check_login(self.producer_settings())
         check_target(self.servers, self.options, self.topic, self.timeout_s)
         own = {"transaction.timeout.ms": str(self.transaction_timeout_ms), "transactional.id": "semel-check"}
         check_options({**self.producer_settings(), **own})
+        if self.producer == LIBRDKAFKA and not can_log_in(self.producer_settings()):
+            raise no_kerberos_in_librdkafka(f"All rows of {self.describe()}, because of producer={LIBRDKAFKA!r},")
 
     def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         return KafkaWriter(
@@ -202,6 +218,7 @@ class Kafka(Sink):
             plan=plan,
             transaction_timeout_ms=self.transaction_timeout_ms,
             control_topic=self.control_topic,
+            producer=self.producer,
         )
 
     def participant(self, context: Context) -> Participant:

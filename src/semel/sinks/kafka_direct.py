@@ -97,7 +97,7 @@ ONLY = {
 }
 
 
-def suits(conf: Mapping[str, str]) -> bool:
+def suits(conf: Mapping[str, Any]) -> bool:
     """Whether all that these settings ask for is done here."""
     return all(
         follows(name) if CONNECTION.fullmatch(name) else name in FOLLOWED and value in ONLY.get(name, (value,))
@@ -149,7 +149,7 @@ class Share:
 class DirectProducer:
     """One producer id and epoch. `drop` lets go of it and sends nothing: a transaction that is open stays open."""
 
-    def __init__(self, conf: Mapping[str, str], wire: Wire) -> None:
+    def __init__(self, conf: Mapping[str, Any], wire: Wire) -> None:
         settings = {**FOLLOWED, **conf}
         self._wire = wire
         self._id = settings["transactional.id"]
@@ -219,13 +219,13 @@ class DirectProducer:
             self._take_answers(POLL_S)
             self._go_on()
 
-    def send_one(self, topic: str, key: bytes, value: bytes, partition: int) -> None:
-        """A single record, such as a marker."""
+    def send_one(self, topic: str, key: bytes, value: bytes | None, partition: int) -> None:
+        """A single record, such as a marker. Without a value it is a tombstone."""
         import pyarrow as pa
 
         if self._transaction is None:
             self.init_transactions()
-        columns = {"key": pa.array([key]), "value": pa.array([value]), "partition": pa.array([partition])}
+        columns = {"key": pa.array([key]), "value": pa.array([value], pa.binary()), "partition": pa.array([partition])}
         self._take_in(topic, columns, _row_sizes(columns["key"], columns["value"]))
 
     def flush(self, timeout_s: float) -> None:

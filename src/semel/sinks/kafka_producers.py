@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from semel.durable import create_file
 from semel.errors import MissingExtra
 from semel.kafka_options import connection_options
+from semel.kafka_tokens import OAUTH_CB
 from semel.sinks.kafka_delivery import (
     NO_ANSWER,
     NOTHING_WRONG,
@@ -46,11 +47,15 @@ from semel.sinks.kafka_delivery import (
     patiently,
 )
 from semel.sinks.kafka_direct import DirectProducer, suits
+from semel.sinks.kafka_stand_in import can_log_in, no_kerberos_in_librdkafka
 from semel.sinks.kafka_wire import Wire, request_timeout_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: Which producer writes the rows: the quick one wherever it can, or librdkafka for everything.
+BY_ITSELF, LIBRDKAFKA = "auto", "librdkafka"
+PRODUCERS = (BY_ITSELF, LIBRDKAFKA)
 SLOTS_MAX = 10_000
 INIT_TIMEOUT_S = 60.0
 REPORTS_S = 2.0
@@ -79,7 +84,7 @@ class Producer(Protocol):
 class RowProducer:
     """confluent-kafka's own producer: one Python call per row. It takes headers and timestamps."""
 
-    def __init__(self, conf: Mapping[str, str]) -> None:
+    def __init__(self, conf: Mapping[str, Any]) -> None:
         from confluent_kafka import KafkaException
         from confluent_kafka import Producer as ConfluentProducer
 
@@ -239,16 +244,24 @@ def _of_row(error: Any, topic: str, row: Mapping[str, Any]) -> Failure:
     return Failure(first.name(), text, topic, row.get("partition", UNASSIGNED), key, len(value or b""))
 
 
-def make_producer(conf: Mapping[str, str], *, by_row: bool) -> Producer:
+def make_producer(conf: Mapping[str, Any], *, by_row: bool) -> Producer:
     """The quick kind, unless the rows or the settings need the other."""
     try:
         import confluent_kafka  # noqa: F401 - asked for here, so that its absence is said in our words
     except ImportError:
         raise MissingExtra("The Kafka sink needs confluent-kafka, which is not installed.", extra="kafka") from None
-    return RowProducer(conf) if by_row or not suits(conf) else DirectProducer(conf, _wire(conf))
+    if not by_row and suits(conf):
+        return DirectProducer(conf, _wire(conf))
+    if not can_log_in(conf):
+        what = "Rows with headers or timestamps" if by_row else "These settings"
+        raise no_kerberos_in_librdkafka(f"{what}, or producer={LIBRDKAFKA!r},")
+    if (source := conf.get(OAUTH_CB)) is not None:
+        # librdkafka would wait ten seconds for a token, and not say why there is none.
+        source.token()
+    return RowProducer(conf)
 
 
-def _wire(conf: Mapping[str, str]) -> Wire:
+def _wire(conf: Mapping[str, Any]) -> Wire:
     """The connections of this process, which its producers share."""
     with _WIRES_LOCK:
         key = (request_timeout_ms(conf), *sorted(connection_options(conf).items()))
@@ -341,7 +354,7 @@ class Pool:
     one by one, and a producer of librdkafka has threads and connections of its own.
     """
 
-    def __init__(self, prefix: str, conf: Mapping[str, str], *, topics: Sequence[str], by_row: bool) -> None:
+    def __init__(self, prefix: str, conf: Mapping[str, Any], *, topics: Sequence[str], by_row: bool) -> None:
         self.conf = dict(conf)
         self.topics = tuple(topics)
         self.by_row = by_row
@@ -441,7 +454,7 @@ _POOLS: dict[tuple[Any, ...], Pool] = {}
 _PLAIN: dict[tuple[Any, ...], Producer] = {}
 
 
-def pool_for(prefix: str, conf: Mapping[str, str], *, topics: Sequence[str], by_row: bool) -> Pool:
+def pool_for(prefix: str, conf: Mapping[str, Any], *, topics: Sequence[str], by_row: bool) -> Pool:
     """The pool of this process. A worker that Spark uses again finds its producers made."""
     key = (prefix, by_row, tuple(topics), *sorted(conf.items()))
     if key not in _POOLS:
@@ -449,7 +462,7 @@ def pool_for(prefix: str, conf: Mapping[str, str], *, topics: Sequence[str], by_
     return _POOLS[key]
 
 
-def plain_producer(conf: Mapping[str, str], *, by_row: bool) -> Producer:
+def plain_producer(conf: Mapping[str, Any], *, by_row: bool) -> Producer:
     """The producer without transactions that this process keeps, for the weaker guarantees."""
     key = (by_row, *sorted(conf.items()))
     if key not in _PLAIN:
@@ -457,7 +470,7 @@ def plain_producer(conf: Mapping[str, str], *, by_row: bool) -> Producer:
     return _PLAIN[key]
 
 
-def forget_plain_producer(conf: Mapping[str, str], *, by_row: bool) -> None:
+def forget_plain_producer(conf: Mapping[str, Any], *, by_row: bool) -> None:
     """After a failure: what a producer still holds must not come with the rows of the next task."""
     producer = _PLAIN.pop((by_row, *sorted(conf.items())), None)
     if producer is not None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.kafka_options import connection_options
+from semel.sinks.kafka_stand_in import admin_client
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined]
+    from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
 
 #: After so long without an answer it is asked why. A login that was refused once will be refused again.
 PATIENCE_S = 1.0
@@ -38,7 +39,6 @@ class Reach:
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
         try:
             from confluent_kafka import KafkaException
-            from confluent_kafka.admin import AdminClient
         except ImportError:
             raise MissingExtra("The Kafka sink needs confluent-kafka, which is not installed.", extra="kafka") from None
         self.servers = servers
@@ -46,7 +46,7 @@ class Reach:
         settings: dict[str, Any] = {**connection_options(options), "bootstrap.servers": servers, "log_level": "2"}
         settings["error_cb"] = self._errors.append
         try:
-            self.admin = AdminClient(settings)
+            self.admin: AdminClient = admin_client(settings)
         except KafkaException as error:
             raise bad_options(error) from None
 

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, Refused, SinkUnavailable
+from semel.sinks.kafka_delivery import DeliveryFailed
+from semel.sinks.kafka_direct import DirectProducer
 from semel.sinks.kafka_markers import PARTITIONS
 from semel.sinks.kafka_reach import ACL_REMEDY, Reach, bad_options, tidy
+from semel.sinks.kafka_stand_in import needs_stand_in, without_login
+from semel.sinks.kafka_wire import Wire
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -44,12 +48,14 @@ REQUIRED = {
 }
 
 
-def check_options(settings: Mapping[str, str]) -> None:
+def check_options(settings: Mapping[str, Any]) -> None:
     """Raise ConfigError unless librdkafka takes these settings for a producer. Asks no broker."""
     from confluent_kafka import KafkaException, Producer
 
     try:
-        Producer({**settings, "log_level": "2"})
+        # A client with tokens would wait for one.
+        looked_at = without_login(settings) if needs_stand_in(settings) else settings
+        Producer({**looked_at, "log_level": "2"})
     except KafkaException as error:
         raise bad_options(error) from None
 
@@ -314,9 +320,34 @@ def _unknown(findings: Sequence[str], servers: str) -> str:
 
 
 def write_record(
-    settings: Mapping[str, str], topic: str, partition: int, key: bytes, value: bytes | None, timeout_s: float
+    settings: Mapping[str, Any], topic: str, partition: int, key: bytes, value: bytes | None, timeout_s: float
 ) -> None:
     """One record outside of any transaction, acknowledged by all in-sync replicas when this returns."""
+    if needs_stand_in(settings):
+        _write_directly(settings, topic, partition, key, value, timeout_s)
+    else:
+        _write_by_librdkafka(settings, topic, partition, key, value, timeout_s)
+
+
+def _write_directly(
+    settings: Mapping[str, Any], topic: str, partition: int, key: bytes, value: bytes | None, timeout_s: float
+) -> None:
+    wire = Wire(settings["bootstrap.servers"], settings, timeout_s)
+    producer = DirectProducer(settings, wire)
+    try:
+        producer.send_one(topic, key, value, partition)
+        producer.flush(timeout_s)
+    except DeliveryFailed as error:
+        if error.failures and "AUTHORIZATION" in error.failures[0].name:
+            raise _control_not_writable(topic) from None
+        raise SinkUnavailable(f"A record did not reach the control topic {topic}: {error}.") from None
+    finally:
+        wire.close()
+
+
+def _write_by_librdkafka(
+    settings: Mapping[str, Any], topic: str, partition: int, key: bytes, value: bytes | None, timeout_s: float
+) -> None:
     from confluent_kafka import KafkaException, Producer
 
     errors: list[Any] = []
@@ -338,7 +369,11 @@ def write_record(
         raise SinkUnavailable(f"A record for {topic} was not taken: {error.args[0].str()}.") from None
     left = producer.flush(timeout_s)
     if errors and "AUTHORIZATION" in errors[0].name():
-        raise ConfigError(f"This user may not write to the control topic {topic}.", remedy=ACL_REMEDY)
+        raise _control_not_writable(topic)
     if left or errors:
         reason = errors[0].str() if errors else f"no answer within {timeout_s:.0f} s"
         raise SinkUnavailable(f"A record did not reach the control topic {topic}: {reason}.")
+
+
+def _control_not_writable(topic: str) -> ConfigError:
+    return ConfigError(f"This user may not write to the control topic {topic}.", remedy=ACL_REMEDY)

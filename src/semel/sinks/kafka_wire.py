@@ -8,6 +8,7 @@ makes the requests and reads the answers, this is all that knows kafka-python.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from semel.deadline import limited
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.kafka_options import connection_options, java_to_librdkafka
+from semel.kafka_tokens import OAUTH_CB
+from semel.sinks.kafka_login import KERBEROS, OAUTHBEARER, check_login, login_words, mechanism_of, telling_client
 from semel.sinks.kafka_reach import ACL_REMEDY, LOGIN_REMEDY, Reach
 from semel.sinks.kafka_requests import (
     REQUEST_TIMEOUT_MS,
@@ -77,10 +80,12 @@ FOR_EVER_MS = 2**31 - 1
 HOSTNAME_CHECK, VERIFICATION = "ssl.endpoint.identification.algorithm", "enable.ssl.certificate.verification"
 
 #: A producer does not care for its rack.
-CONNECTION_FOLLOWED = frozenset({"bootstrap.servers", "client.rack", VERIFICATION})
+CONNECTION_FOLLOWED = frozenset({"bootstrap.servers", "client.rack", VERIFICATION, OAUTH_CB})
 
-#: What kafka-python can do without further libraries.
-LOGINS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+#: What kafka-python can do. Kerberos needs a further library.
+LOGINS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER, KERBEROS)
+#: What of these logins has other words there; see kafka_login.
+OTHER_LOGINS = re.compile(r"sasl\.(oauthbearer\..*|kerberos\.(service\.name|principal|keytab))")
 
 T = TypeVar("T")
 
@@ -332,7 +337,8 @@ class Wire:
 
 def follows(name: str) -> bool:
     """Whether a setting of the connection means here what it means to librdkafka, or is refused by name."""
-    return name in WORDS or name in NUMBERS or name in CONNECTION_FOLLOWED or name.startswith(("sasl.", "ssl."))
+    known = name in WORDS or name in NUMBERS or name in CONNECTION_FOLLOWED
+    return known or name.startswith(("sasl.", "ssl.", "https.", "enable.sasl."))
 
 
 def request_timeout_ms(options: Mapping[str, Any]) -> int:
@@ -355,7 +361,10 @@ def to_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
         found["ssl_check_hostname"] = False
     known = {*WORDS, HOSTNAME_CHECK}
     unknown = sorted(name for name in options if name.startswith(("sasl.", "ssl.")) and name not in known)
-    mechanism = options.get("sasl.mechanism", "PLAIN")
+    mechanism = mechanism_of(options) or "PLAIN"
+    if mechanism in (OAUTHBEARER, KERBEROS):
+        unknown = [name for name in unknown if not OTHER_LOGINS.fullmatch(name)]
+        found |= {"sasl_mechanism": mechanism, **login_words(options)}
     if mechanism not in LOGINS:
         unknown.insert(0, f"sasl.mechanism={mechanism}")
     if options.get(VERIFICATION, "true").lower() not in ("true", "t", "1"):
@@ -363,35 +372,54 @@ def to_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
     if unknown:
         raise ConfigError(
             f"The Kafka sink's control path cannot do what {', '.join(unknown)} says.",
-            remedy="Log in by PLAIN or SCRAM, and name certificates as PEM files: ssl.ca.location and so on.",
+            remedy="Log in by PLAIN, SCRAM, OAUTHBEARER or GSSAPI, and name certificates as PEM files: ssl.ca.location "
+            "and so on.",
         )
     return found
 
 
 def _connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> KafkaAdminClient:
+    from_librdkafka = connection_options(options)
+    _require_kafka_python()
+    settings = to_kafka_python(from_librdkafka)
+    check_login(from_librdkafka)
+    # kafka-python tells nobody why it cannot connect.
+    Reach(servers, options).metadata("", timeout_s)
+    from kafka.errors import KafkaError
+
     try:
-        from kafka.admin import KafkaAdminClient
-        from kafka.errors import KafkaError
+        made: KafkaAdminClient = _client(servers, settings, request_timeout_ms(options), timeout_s)
+        return made
+    except KafkaError as error:
+        _raise_unless_transient("the connection", servers, error)
+        raise SinkUnavailable(f"Kafka at {servers} cannot be reached: {error}.") from None
+
+
+def connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> Any:
+    """A client of kafka-python, for the settings of librdkafka. Raises the errors of kafka-python."""
+    _require_kafka_python()
+    return _client(servers, to_kafka_python(options), request_timeout_ms(options), timeout_s)
+
+
+def _require_kafka_python() -> None:
+    try:
+        import kafka.admin  # noqa: F401 - asked for here, so that its absence is said in our words
     except ImportError:
         other = getattr(sys.modules.get("kafka"), "__file__", None)
         if other is not None:
             raise ConfigError(f"{other} hides the library kafka-python.", remedy="Give it another name.") from None
         raise MissingExtra("The Kafka sink needs kafka-python, which is not installed.", extra="kafka") from None
-    settings = to_kafka_python(connection_options(options))
-    # kafka-python tells nobody why it cannot connect.
-    Reach(servers, options).metadata("", timeout_s)
+
+
+def _client(servers: str, settings: Mapping[str, Any], request_ms: int, timeout_s: float) -> Any:
     keep_passwords_out_of_logs()
     usual = {"client_id": "semel", "reconnect_backoff_max_ms": 1000}
-    try:
-        return KafkaAdminClient(
-            bootstrap_servers=[server.strip() for server in servers.split(",")],
-            request_timeout_ms=min(request_timeout_ms(options), int(timeout_s * 1000)),
-            bootstrap_timeout_ms=int(timeout_s * 1000),
-            **{**usual, **settings},
-        )
-    except KafkaError as error:
-        _raise_unless_transient("the connection", servers, error)
-        raise SinkUnavailable(f"Kafka at {servers} cannot be reached: {error}.") from None
+    return telling_client(
+        bootstrap_servers=[server.strip() for server in servers.split(",")],
+        request_timeout_ms=min(request_ms, int(timeout_s * 1000)),
+        bootstrap_timeout_ms=int(timeout_s * 1000),
+        **{**usual, **settings},
+    )
 
 
 def keep_passwords_out_of_logs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semel.errors import BatchFailed, ConfigError, SemelError, SinkUnavailable
 from semel.failpoints import failpoint
@@ -12,7 +12,16 @@ from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
 from semel.sinks.kafka_delivery import TOO_LARGE, UNASSIGNED, DeliveryFailed, Failure
 from semel.sinks.kafka_markers import marker_record, partition_of
-from semel.sinks.kafka_producers import Pool, Producer, Ready, forget_plain_producer, plain_producer, pool_for
+from semel.sinks.kafka_producers import (
+    BY_ITSELF,
+    LIBRDKAFKA,
+    Pool,
+    Producer,
+    Ready,
+    forget_plain_producer,
+    plain_producer,
+    pool_for,
+)
 from semel.sinks.kafka_reach import LOGIN_REMEDY, tidy
 from semel.sinks.kafka_rows import BY_ROW, rows_by_topic
 
@@ -41,10 +50,10 @@ REMEDIES = {
 class KafkaWriter(Writer):
     """Without a `prefix` for transactional ids the rows are visible as soon as they arrive: at least once."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first two are keywords
         self,
         branch: Branch,
-        settings: Mapping[str, str],
+        settings: Mapping[str, Any],
         *,
         topic: str,
         target: str,
@@ -52,6 +61,7 @@ class KafkaWriter(Writer):
         plan: str = "",
         transaction_timeout_ms: int,
         control_topic: str,
+        producer: str = BY_ITSELF,
     ) -> None:
         self.branch = branch
         self.topic = topic
@@ -64,7 +74,7 @@ class KafkaWriter(Writer):
         self._timeout_s = int(settings["delivery.timeout.ms"]) / 1000 + 5
         if prefix:
             self._settings["transaction.timeout.ms"] = str(transaction_timeout_ms)
-        self._by_row = False
+        self._by_row = self._always_by_row = producer == LIBRDKAFKA
         self._topics = (control_topic, topic) if topic else (control_topic,)
         self._pool: Pool | None = None
         self._ready: Ready | None = None
@@ -95,7 +105,7 @@ class KafkaWriter(Writer):
             return self._ready.producer
         if self._plain is not None:
             return self._plain
-        self._by_row = any(name in schema.names for name in BY_ROW)
+        self._by_row = self._always_by_row or any(name in schema.names for name in BY_ROW)
         if not self.prefix:
             self._plain = plain_producer(self._settings, by_row=self._by_row)
             return self._plain

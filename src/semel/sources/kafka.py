@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, Refused
 from semel.kafka_options import PREFIX, hide_secrets, login_for_java
+from semel.kafka_tokens import TokenProvider
 from semel.sources.java_pattern import matcher
-from semel.sources.kafka_broker import Broker, Partition
+from semel.sources.kafka_broker import Broker, Partition, broker_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,17 +91,19 @@ def read_kafka(  # noqa: PLR0913 - all but the first two are keywords
     group: str = "",
     options: Mapping[str, Any] | None = None,
     timeout_s: float = TIMEOUT_S,
+    token_provider: TokenProvider | None = None,
 ) -> DataFrame:
     """A stream over one topic, several, or those that match a pattern, with Spark's columns: key, value, topic, ...
 
     `start` counts on the first start only; afterwards the checkpoint does. `fallback` is for partitions that it says
     nothing of. With a `group`, the offsets of each committed batch are reported to the broker, for monitoring tools.
     `options` are Spark's; those that begin with `kafka.` go to the Kafka client. `timeout_s` limits each question asked
-    of the broker before the query starts.
+    of the broker before the query starts. `token_provider` gives the tokens for these questions, where a login is by
+    OAUTHBEARER; Spark's own client is Java, and fetches its tokens as `options` say.
     """
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     source = KafkaSource(servers, names, pattern, start, fallback, group, dict(options or {}))
-    return source.load(spark, Broker(source.settings(), timeout_s))
+    return source.load(spark, broker_of(source.settings(), timeout_s, token_provider))
 
 
 @dataclass(frozen=True)

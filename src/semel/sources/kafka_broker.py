@@ -9,7 +9,8 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from semel.errors import ConfigError, MissingExtra, SemelError, SourceUnavailable
-from semel.kafka_options import connection_options
+from semel.kafka_options import connection_options, with_tokens
+from semel.kafka_tokens import OAUTH_CB, TokenProvider, TokenSource
 from semel.sources.java_pattern import matcher
 
 if TYPE_CHECKING:
@@ -30,6 +31,21 @@ LEADER_MOVED = ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_P
 LOCKED_OUT = ("_AUTHENTICATION", "_SSL")
 
 
+#: servers -> where the tokens for questions come from. Of a source Spark keeps text, and no function.
+_TOKENS: dict[str, TokenSource] = {}
+
+
+def broker_of(options: Mapping[str, Any], timeout_s: float, provider: TokenProvider | None = None) -> Broker:
+    """The cluster of a source, asked with tokens of this provider or of the one that its `read_kafka` was given."""
+    servers = str(options.get("kafka.bootstrap.servers", ""))
+    known = with_tokens(options, servers, provider)
+    if provider is not None:
+        _TOKENS[servers] = known[OAUTH_CB]
+    elif servers in _TOKENS and OAUTH_CB not in known:
+        known[OAUTH_CB] = _TOKENS[servers]
+    return Broker(known, timeout_s)
+
+
 class Broker:
     """A Kafka cluster, reached with the options of a source."""
 
@@ -40,10 +56,11 @@ class Broker:
         self._client = self._connect(connection_options(options))
         self._servers = str(options.get("kafka.bootstrap.servers", ""))
 
-    def _connect(self, options: Mapping[str, str]) -> AdminClient:
+    def _connect(self, options: Mapping[str, Any]) -> AdminClient:
         try:
             from confluent_kafka import KafkaException
-            from confluent_kafka.admin import AdminClient
+
+            from semel.sinks.kafka_stand_in import admin_client
         except ImportError:
             raise MissingExtra("Kafka needs confluent-kafka, which is not installed.", extra="kafka") from None
         # What the client would write to stderr is heard through the callback, and told in our own words.
@@ -51,7 +68,8 @@ class Broker:
         if "debug" not in options:
             settings["log_level"] = 0
         try:
-            return AdminClient(settings)
+            made: AdminClient = admin_client(settings, SourceUnavailable)
+            return made
         except KafkaException as error:
             raise ConfigError(
                 f"The Kafka options do not make a client: {_plain(_words(error))}.",
@@ -179,7 +197,7 @@ class Broker:
         code, heard = _code(error), dict(self._heard)
         self._heard.clear()
         refused = next((heard[name] for name in LOCKED_OUT if name in heard), "")
-        if refused or "AUTHORIZATION_FAILED" in code:
+        if refused or "AUTHORIZATION_FAILED" in code or code in LOCKED_OUT:
             return ConfigError(
                 f"Kafka at {self._servers} did not let us in: {_plain(refused or _words(error))}.",
                 remedy="Correct the login or the certificates, or let this user read the topic and the group.",
