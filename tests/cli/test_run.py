@@ -32,6 +32,9 @@ from semel.runtime import runner
 from semel.runtime.pipeline import Pipeline, StreamWriter
 from semel.runtime.runner import Happening, Run, StopSignals, error_in, exit_code, jvm_watched, stop_all
 from semel.runtime.session import SparkSettings, session_conf
+from tests.quick_spark import quick_run
+
+pytestmark = pytest.mark.usefixtures("class_archive")
 
 PIPELINES = """
 import os
@@ -52,7 +55,6 @@ def first(spark):
 def second(spark):
     return stream(spark, "second", semel.Sqlite(f"{HERE}/shop.db", "second"))
 """
-QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 def start(folder: Path, target: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "semel.cli", "run", target, "--json", *QUICK],
+        [sys.executable, "-m", "semel.cli", "run", target, "--json", *quick_run()],
         cwd=folder,
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,

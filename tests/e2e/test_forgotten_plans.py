@@ -17,6 +17,9 @@ import pytest
 from tests.e2e.game import Game, Life
 from tests.e2e.stores_game import StoresGame
 
+# What is left when a file is lost, and what Spark makes of that, depends on how it was written.
+pytestmark = pytest.mark.hadoop_files
+
 #: Enough for a batch of everything.
 ALL_ROWS = 100_000
 
@@ -143,7 +146,11 @@ def test_a_checksum_without_its_file_does_not_keep_a_pipeline_from_planning(make
 # Kafka to Kafka and databases -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["missing", "different", "copied"])
+@pytest.mark.parametrize(
+    "form",
+    # Files and SQLite show the other two in every build.
+    ["missing", pytest.param("different", marks=pytest.mark.long), pytest.param("copied", marks=pytest.mark.long)],
+)
 def test_rows_that_arrive_after_the_decision_are_in_every_sink_once(
     make_stores_game: Callable[..., StoresGame], tmp_path: Path, form: str
 ) -> None:
