@@ -17,11 +17,15 @@ from semel.dev.kafka import KafkaCluster, kafka
 from semel.dev.mariadb import MariaDbServer, mariadb
 from semel.dev.postgres import PostgresServer, postgres
 from semel.sinks.sql_store import Store
+from tests.budget import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 from tests.class_archive import use_class_archive
 from tests.quick_spark import MANAGER, OPTIONS, manager, use_quick_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# pytest finds its hooks here.
+__all__ = ("pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary")
 
 # Before they are imported, so that their assertions tell what was there instead, as those of the tests do.
 pytest.register_assert_rewrite(
