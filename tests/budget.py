@@ -58,7 +58,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    report.user_properties.append((WHY, ", ".join(f"{n} {kind}" for kind, n in _started.most_common())))
+    report.user_properties.append((WHY, ", ".join(f"{kind}: {n}" for kind, n in _started.most_common())))
     folder = getattr(item, "funcargs", {}).get("tmp_path")
     if report.failed:
         base = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
