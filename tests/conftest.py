@@ -17,9 +17,15 @@ from semel.dev.kafka import KafkaCluster, kafka
 from semel.dev.mariadb import MariaDbServer, mariadb
 from semel.dev.postgres import PostgresServer, postgres
 from semel.sinks.sql_store import Store
+from tests.budget import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
+from tests.class_archive import use_class_archive
+from tests.quick_spark import MANAGER, OPTIONS, manager, use_quick_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# pytest finds its hooks here.
+__all__ = ("pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary")
 
 # Before they are imported, so that their assertions tell what was there instead, as those of the tests do.
 pytest.register_assert_rewrite(
@@ -30,19 +36,43 @@ pytest.register_assert_rewrite(
 settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("semel")
 
-# Each start of Spark asks a small JVM first how to start the large one: a third of a second, mostly of compiling.
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
 #: The environment variable that names a server to use in place of our own MariaDB.
 MYSQL_URL = "SEMEL_TEST_MYSQL_URL"
 #: Their tests take minutes each: one that comes last keeps a single process busy while the others have nothing left.
-SLOW = ("e2e", "power", "verify")
+SLOW = ("e2e", "power", "verify", "cli", "audit")
 #: Their tests make participants themselves.
 MAKE_PARTICIPANTS = ("contract", "sinks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name not in SLOW)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_spark() -> None:
+    use_quick_spark()
+
+
+@pytest.fixture(scope="session")
+def class_archive(quick_spark: None) -> None:
+    """For tests that start Spark more than once."""
+    use_class_archive()
+
+
+@pytest.fixture(autouse=True)
+def hadoop_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With this mark, and with HDFS, checkpoints are written as users have them. See tests/quick_spark.py."""
+    if not request.node.get_closest_marker("hadoop_files") and "hdfs_uri" not in request.fixturenames:
+        yield
+        return
+    monkeypatch.delenv(OPTIONS, raising=False)
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    conf = request.getfixturevalue("spark").conf
+    conf.set(MANAGER, manager("FileContext"))
+    yield
+    conf.unset(MANAGER)
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,12 @@ from semel.errors import ConfigError
 from semel.failpoints import VARIABLE
 from semel.runtime.loading import load_pipelines
 from tests.processes import wait_until
+from tests.quick_spark import quick_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.usefixtures("class_archive")
 
 PIPELINE = """
 import os
@@ -40,7 +43,6 @@ def shop(spark):
     writer = writer.option("checkpointLocation", f"{HERE}/checkpoint")
     return writer if "KEEP_RUNNING" in os.environ else writer.trigger(availableNow=True)
 """
-QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 SECONDS_MAX = 180
 ROWS = 5
 
@@ -66,7 +68,7 @@ def put(folder: Path, number: int) -> None:
 
 def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "semel.cli", *arguments, *QUICK],
+        [sys.executable, "-m", "semel.cli", *arguments, *quick_run()],
         cwd=folder,
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
@@ -85,6 +87,12 @@ def run(folder: Path, failpoints: str = "") -> int:
     code, _, errors = finish(start(folder, "run", "shop.py", "--json", **{VARIABLE: failpoints}))
     assert code in (0, -signal.SIGKILL), errors
     return code
+
+
+def ran(spark: SparkSession, folder: Path) -> None:
+    """In this process, where nobody is to be killed."""
+    (pipeline,) = load_pipelines(str(folder / "shop.py"))
+    pipeline(spark).start().awaitTermination()
 
 
 def audited(spark: SparkSession, folder: Path) -> Audit:
@@ -154,7 +162,10 @@ def test_a_pipeline_that_was_never_started_is_unknown_and_nothing_is_made(folder
 
 @pytest.mark.parametrize(
     ("failpoint", "markers"),
-    [("batch.decided@2", "table 0 of 1, lake 0 of 1"), ("sqlite.committed@2", "table 1 of 1, lake 0 of 1")],
+    [
+        pytest.param("batch.decided@2", "table 0 of 1, lake 0 of 1", marks=pytest.mark.long),
+        ("sqlite.committed@2", "table 1 of 1, lake 0 of 1"),
+    ],
 )
 def test_a_batch_that_was_decided_when_the_driver_died_is_in_flight_and_not_lost(
     spark: SparkSession, folder: Path, failpoint: str, markers: str
@@ -218,7 +229,7 @@ def test_beside_a_running_driver_nothing_is_called_wrong(spark: SparkSession, fo
 
 
 def test_what_is_done_to_sinks_and_checkpoint_is_told(spark: SparkSession, folder: Path) -> None:
-    assert run(folder) == 0
+    ran(spark, folder)
     assert audited(spark, folder).verdict is True
     (data,) = (folder / "lake").glob("b0000000001-*")
     content = data.read_bytes()
@@ -255,7 +266,7 @@ def test_what_is_done_to_sinks_and_checkpoint_is_told(spark: SparkSession, folde
 
 
 def test_a_sink_that_is_not_there_leaves_it_unknown(spark: SparkSession, folder: Path) -> None:
-    assert run(folder) == 0
+    ran(spark, folder)
     for file in folder.glob("shop.db*"):
         if file.is_file():
             file.rename(folder / f"away-{file.name}")

@@ -42,6 +42,9 @@ from semel.runtime.runner import (
     unless_stopped,
 )
 from semel.runtime.session import SparkSettings, session_conf
+from tests.quick_spark import quick_run
+
+pytestmark = pytest.mark.usefixtures("class_archive")
 
 PIPELINES = """
 import os
@@ -62,7 +65,6 @@ def first(spark):
 def second(spark):
     return stream(spark, "second", semel.Sqlite(f"{HERE}/shop.db", "second"))
 """
-QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
 
 def start(folder: Path, target: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "semel.cli", "run", target, "--json", *QUICK],
+        [sys.executable, "-m", "semel.cli", "run", target, "--json", *quick_run()],
         cwd=folder,
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,

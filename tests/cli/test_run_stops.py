@@ -18,10 +18,13 @@ import pytest
 
 from semel.dev.postgres import PostgresServer
 from semel.failpoints import VARIABLE
-from tests.cli.test_run import QUICK, events, iter_lines
+from tests.cli.test_run import events, iter_lines
 from tests.processes import is_stopped, wait_until
+from tests.quick_spark import quick_run
 from tests.sinks.postgres_rig import Database
 from tests.sinks.test_deadlines import standby_away
+
+pytestmark = pytest.mark.usefixtures("class_archive")
 
 PIPELINES = """
 import os
@@ -51,7 +54,7 @@ def db(postgres_server: PostgresServer) -> Iterator[Database]:
 
 def start(folder: Path, db: Database, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "semel.cli", "run", "pipelines.py", "--json", "--grace-s", "1", *QUICK],
+        [sys.executable, "-m", "semel.cli", "run", "pipelines.py", "--json", "--grace-s", "1", *quick_run()],
         cwd=folder,
         env={**os.environ, "URL": db.url, "SCHEMA": db.schema, **variables},
         stdout=subprocess.PIPE,

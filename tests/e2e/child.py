@@ -61,9 +61,8 @@ class Setup:
     tokens_for: str = ""
 
 
-#: The environment variable that names an archive of Spark's classes; see conftest.py.
-CLASS_ARCHIVE = "SEMEL_TEST_CLASS_ARCHIVE"
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: The environment variable with the options of our JVM; see tests/quick_spark.py.
+JAVA_OPTIONS = "SEMEL_TEST_JAVA_OPTIONS"
 HANG_SECONDS = 60
 #: So short that a life needs several.
 TOKEN_LIFE_S = 3.0
@@ -72,14 +71,12 @@ NO_TASK = -1
 SCHEMA = "id long, key string, amount long, at timestamp"
 
 
-def session(setup: Setup, jvm_archive: str = "") -> SparkSession:
+def session(setup: Setup) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    archive = os.environ.get(CLASS_ARCHIVE, "")
-    jvm_archive = jvm_archive or (f"-XX:SharedArchiveFile={archive} -Xlog:disable" if Path(archive).is_file() else "")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # Every child has the same class path, on which the archive depends; classes that `spark.jars` brings are not kept.
-    jars = os.pathsep.join(map(str, connector_jars(say=_to_stderr)))
+    # Whoever starts a child by hand has no such path. `spark.jars` would do, but classes from there are not archived.
+    os.environ.setdefault("SPARK_DIST_CLASSPATH", os.pathsep.join(map(str, connector_jars(say=_to_stderr))))
     builder = (
         SparkSession.builder.master(setup.master)
         .config("spark.ui.enabled", "false")
@@ -90,9 +87,8 @@ def session(setup: Setup, jvm_archive: str = "") -> SparkSession:
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", f"{JVM} {jvm_archive}")
-        .config("spark.driver.extraClassPath", jars)
-        .config("spark.executor.extraClassPath", jars)
+        .config("spark.driver.extraJavaOptions", os.environ.get(JAVA_OPTIONS, ""))
+        .config("spark.executor.extraJavaOptions", os.environ.get(JAVA_OPTIONS, ""))
     )
     for key, value in setup.conf:
         builder = builder.config(key, value)
@@ -261,8 +257,8 @@ def main() -> int:
     return 0
 
 
-def make_archive(target: str) -> None:
-    """Run a small stream of every kind once, so that its classes are loaded, and have the JVM archive them at exit."""
+def load_classes() -> None:
+    """Run a small stream of every kind once, for the JVM to archive the classes that it has loaded then."""
     import tempfile
 
     from semel.dev.kafka import kafka
@@ -274,7 +270,7 @@ def make_archive(target: str) -> None:
         )
         for shape in ("stateless", "stateful", "windowed"):
             setup = Setup(folder, sink="sqlite", shape=shape, checkpoint=f"{folder}/{shape}")
-            spark = session(setup, f"-XX:ArchiveClassesAtExit={target} -Xlog:disable")
+            spark = session(setup)
             table = semel.Sqlite(f"{folder}/{shape}.db", "out")
             made = replace(writer(setup, spark), sinks=(table,), name=shape)
             made.start().awaitTermination()
@@ -305,8 +301,8 @@ def arguments(setup: Setup) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--archive":
-        make_archive(sys.argv[2])
+    if sys.argv[1] == "--load-classes":
+        load_classes()
         sys.exit(0)
     code = main()
     # A driver that ends must not wait for threads of a cluster that a test has killed.

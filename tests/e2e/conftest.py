@@ -10,7 +10,6 @@ import pytest
 
 from semel.dev.database import DatabaseServer
 from semel.dev.kafka import KafkaCluster
-from tests.e2e.archive import use_class_archive
 from tests.e2e.child import Setup
 from tests.e2e.game import Game
 from tests.e2e.kafka_game import KafkaGame
@@ -18,8 +17,8 @@ from tests.e2e.stores_game import StoresGame
 
 
 @pytest.fixture(scope="session", autouse=True)
-def class_archive() -> None:
-    use_class_archive()
+def every_test_starts_spark_again(class_archive: None) -> None:
+    pass
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from tests.processes import is_stopped, wait_until
 Make = Callable[..., Game]
 
 
+@pytest.mark.hadoop_files
 @pytest.mark.parametrize(
     ("point", "sink"),
     [
-        ("batch.staged", "sqlite"),
+        pytest.param("batch.staged", "sqlite", marks=pytest.mark.long),
         pytest.param("batch.prepared", "files", marks=pytest.mark.long),
         ("batch.decided", "files"),
     ],
@@ -41,6 +42,7 @@ def test_a_zombie_driver_stops_and_the_output_is_exactly_once(make_game: Make, p
     assert game.committed() == game.batches
 
 
+@pytest.mark.hadoop_files
 def test_a_zombie_that_holds_the_database_keeps_the_heir_out_with_a_clear_error(make_game: Make) -> None:
     """SQLite has one writer: a driver stopped inside its transaction blocks the next one, which says so and stops."""
     game = make_game(batches=4)
@@ -57,7 +59,7 @@ def test_a_zombie_that_holds_the_database_keeps_the_heir_out_with_a_clear_error(
     assert game.committed() == game.batches
 
 
-@pytest.mark.parametrize("sink", ["sqlite", "files"])
+@pytest.mark.parametrize("sink", [pytest.param("sqlite", marks=pytest.mark.long), "files"])
 def test_staged_rows_that_vanish_after_the_decision_are_written_again(make_game: Make, sink: str) -> None:
     game = make_game(batches=4, sink=sink)
     assert game.live("batch.decided@2").killed
@@ -119,28 +121,28 @@ def test_two_sinks_commit_together_or_not_at_all(make_game: Make) -> None:
     assert game.committed("sqlite") == game.committed("files") == game.batches
 
 
-def test_the_guarantees_differ_under_kill(make_game: Make) -> None:
+@pytest.mark.parametrize(
+    ("guarantee", "rows", "marks"),
+    [
+        # One batch was visible before its kill, one was not: 20 rows each. Rows that are lost, then rows doubled; and
+        # whether there is a ledger, and a decision log.
+        ("at-most-once", (20, 0), (False, True)),
+        pytest.param("at-least-once", (0, 20), (False, False), marks=pytest.mark.long),
+        pytest.param("exactly-once", (0, 0), (True, True), marks=pytest.mark.long),
+    ],
+)
+def test_the_guarantees_differ_under_kill(
+    make_game: Make, guarantee: str, rows: tuple[int, int], marks: tuple[bool, bool]
+) -> None:
     """The same kill after the rows are visible and before Spark knows: doubled, lost, and neither."""
-    seen = {}
-    for guarantee in ("at-least-once", "at-most-once", "exactly-once"):
-        game = make_game(batches=4, guarantee=guarantee, folder=guarantee)
-        assert game.live("sqlite.committed@2").killed
-        assert game.live("batch.staged@2").killed
-        assert game.live().returncode == 0
-        everything = sum(game.expected, Counter[Hashable]())
-        visible = game.visible()
-        seen[guarantee] = ((everything - visible).total(), (visible - everything).total())
-        marks = _has_ledger(game), (game.checkpoint / "semel" / "decisions").is_dir()
-        assert (
-            marks
-            == {
-                "at-least-once": (False, False),
-                "at-most-once": (False, True),
-                "exactly-once": (True, True),
-            }[guarantee]
-        )
-    # One batch was visible before its kill, one was not: 20 rows each.
-    assert seen == {"at-least-once": (0, 20), "at-most-once": (20, 0), "exactly-once": (0, 0)}
+    game = make_game(batches=4, guarantee=guarantee)
+    assert game.live("sqlite.committed@2").killed
+    assert game.live("batch.staged@2").killed
+    assert game.live().returncode == 0
+    everything = sum(game.expected, Counter[Hashable]())
+    visible = game.visible()
+    assert ((everything - visible).total(), (visible - everything).total()) == rows
+    assert (_has_ledger(game), (game.checkpoint / "semel" / "decisions").is_dir()) == marks
 
 
 def _has_ledger(game: Game) -> bool:

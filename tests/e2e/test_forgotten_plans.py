@@ -17,6 +17,9 @@ import pytest
 from tests.e2e.game import Game, Life
 from tests.e2e.stores_game import StoresGame
 
+# What is left when a file is lost, and what Spark makes of that, depends on how it was written.
+pytestmark = pytest.mark.hadoop_files
+
 #: Enough for a batch of everything.
 ALL_ROWS = 100_000
 

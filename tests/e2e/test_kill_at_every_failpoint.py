@@ -27,7 +27,11 @@ NTH = {"log.written": 5} | dict.fromkeys((p for p in FAILPOINTS if p.startswith(
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param("stateless", marks=pytest.mark.long), pytest.param("stateful", marks=pytest.mark.spark35)]
+    "shape",
+    [
+        pytest.param("stateless", marks=pytest.mark.long),
+        pytest.param("stateful", marks=[pytest.mark.spark35, pytest.mark.hadoop_files]),
+    ],
 )
 def test_kill_at_every_failpoint(make_game: Callable[..., Game], shape: str) -> None:
     game = make_game(sink="both", shape=shape, batches=2 * len(POINTS))

@@ -14,7 +14,6 @@ import pytest
 from semel.failpoints import FAILPOINTS
 from semel.verify.power.disk import PowerDisk
 from semel.verify.power.forgetful import MODES, Mode
-from tests.e2e.archive import use_class_archive
 from tests.e2e.test_kill_at_every_failpoint import NTH, POINTS
 from tests.power.power_game import CHANGELOG, HDFS_BACKED, ROCKSDB, PowerGame, power_game
 
@@ -37,9 +36,8 @@ FEW_ROCKSDB: tuple[Cut, ...] = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def class_archive() -> None:
-    use_class_archive()
+#: What a power cut leaves behind depends on how the files were written.
+pytestmark = [pytest.mark.hadoop_files, pytest.mark.usefixtures("class_archive")]
 
 
 @pytest.fixture

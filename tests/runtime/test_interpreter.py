@@ -15,6 +15,7 @@ import pytest
 
 from semel.errors import ConfigError
 from semel.runtime.interpreter import choose_python, error_of_worker
+from tests.quick_spark import quick_script
 
 SESSION = """
 import json, sys
@@ -55,10 +56,9 @@ def run(tmp_path: Path, text: str, **environment: str) -> str:
     script.write_text(SESSION + textwrap.dedent(text))
     bare = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
     path = {"PATH": f"/usr/bin:/bin:{os.environ['PATH']}"}
+    variables = {**bare, **path, **quick_script(), **environment}
     command = [sys.executable, str(script), str(tmp_path)]
-    done = subprocess.run(
-        command, env={**bare, **path, **environment}, capture_output=True, text=True, timeout=900, check=False
-    )
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -71,11 +71,13 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
+@pytest.mark.usefixtures("class_archive")
 def test_a_script_of_a_virtual_environment_just_works_in_local_mode(tmp_path: Path) -> None:
     """And the worker was asked once: what is known of it are semel and pyarrow."""
     assert json.loads(run(tmp_path, AS_WRITER).splitlines()[-1]) == [sys.executable, 2]
 
 
+@pytest.mark.usefixtures("class_archive")
 @pytest.mark.parametrize("text", [AS_WRITER, AS_DROP_IN], ids=["writer", "drop_in"])
 def test_a_python_without_semel_is_told_in_three_lines_before_anything_is_claimed(
     text: str, tmp_path: Path, bare_python: str

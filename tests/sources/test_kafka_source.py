@@ -24,6 +24,7 @@ from semel.runtime.pipeline import pipeline
 from semel.runtime.runner import Happening, launch
 from semel.sources.kafka_progress import KafkaProgress
 from tests.kafka_world import KafkaWorld
+from tests.quick_spark import CLASS_PATH, JVM
 from tests.sources.conftest import Topic
 
 if TYPE_CHECKING:
@@ -411,7 +412,7 @@ except semel.SemelError as error:
 def test_without_the_connector_the_error_names_the_one_that_fits(topic: Topic) -> None:
     code = NO_CONNECTOR.format(topic=topic.name, servers=topic.servers)
     # The child lives for seconds: the quick compiler starts it in less time.
-    quick = {**os.environ, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    quick = {**os.environ, "JDK_JAVA_OPTIONS": JVM, CLASS_PATH: ""}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=quick, capture_output=True, text=True, timeout=120, check=True)
     what, now, remedy = done.stdout.splitlines()

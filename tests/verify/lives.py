@@ -13,6 +13,7 @@ from pathlib import Path
 from semel.demo.warmup import spark_conf
 from semel.verify.life import Life, begin_life
 from semel.verify.plan import Fault
+from tests.quick_spark import quick_conf
 
 PIPELINES = Path(__file__).parent / "pipelines"
 ROWS_PER_FILE = 10
@@ -34,7 +35,7 @@ class Lives:
 
     @property
     def conf(self) -> dict[str, str]:
-        return spark_conf(self.folder / "no-archive")
+        return {**spark_conf(self.folder / "no-archive"), **quick_conf()}
 
     @property
     def environment(self) -> dict[str, str]:

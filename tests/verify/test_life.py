@@ -21,6 +21,8 @@ from semel.verify.life import Life, _look_at
 from tests.processes import wait_until
 from tests.verify.lives import PIPELINES, Lives
 
+pytestmark = pytest.mark.usefixtures("class_archive")
+
 
 @pytest.fixture
 def lives(tmp_path: Path) -> Iterator[Lives]:

@@ -41,7 +41,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path, class_archive: None) -> Iterator[Scene]:
     made = Scene(tmp_path)
     yield made
     made.end()

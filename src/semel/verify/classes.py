@@ -15,14 +15,16 @@ from pathlib import Path
 
 from semel.dev.jars import cache_folder, java, pyspark_jars
 
-#: What the class path of a life is made of, beside PySpark's own jars.
+#: What the class path of a life is made of, beside PySpark's own jars: settings, and what bin/spark-class adds to it.
 SETTINGS = ("spark.driver.extraClassPath", "spark.jars", "spark.jars.packages")
+VARIABLES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
 
 
 def archive_of(conf: Mapping[str, str]) -> Path:
     """Where the classes for these settings are kept, whether they are there or not."""
     program = os.path.realpath(java())
-    said = [program, str(os.stat(program).st_mtime_ns), str(pyspark_jars()), *(conf.get(name, "") for name in SETTINGS)]
+    said = [program, str(os.stat(program).st_mtime_ns), str(pyspark_jars())]
+    said += [*(conf.get(name, "") for name in SETTINGS), *(os.environ.get(name, "") for name in VARIABLES)]
     name = hashlib.sha256("\0".join(said).encode()).hexdigest()[:16]
     return cache_folder().with_name("classes") / f"{name}.jsa"
 
