@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from kafka.admin import KafkaAdminClient
 
-from semel.dev.kafka import KafkaCluster, Security, kafka, lay_out
+from semel.dev.kafka import KafkaCluster, Kerberos, Security, kafka, lay_out
 from semel.dev.kafka_settings import properties_of
 from semel.dev.ports import free_port
 from semel.errors import ConfigError, SemelError
@@ -185,6 +185,13 @@ BAD_SECURITY = {
     "a super user without a password": ({"a": "x"}, ("b",), "These super users have no password: b."),
     "no super user": ({"a": "x"}, (), "there is no super user at all"),
 }
+
+
+@pytest.mark.parametrize("mechanisms", [("PLAIN", "GSSAPI"), ("PLAIN",)])
+def test_kerberos_and_its_mechanism_come_together(mechanisms: tuple[str, ...]) -> None:
+    own = None if "GSSAPI" in mechanisms else Kerberos("kafka/localhost@R", Path("/k"), Path("/krb5.conf"))
+    with pytest.raises(ConfigError, match="GSSAPI needs `kerberos`"):
+        Security({"admin": "a"}, mechanisms=mechanisms, kerberos=own)
 
 
 @pytest.mark.parametrize(("users", "supers", "what"), BAD_SECURITY.values(), ids=BAD_SECURITY.keys())

@@ -47,7 +47,7 @@ def killed_and_run_to_its_end(play: Play, cluster: Any, **setup: Any) -> None:
     assert [staged for _, staged in forwarded(last)] == [False]
 
 
-@pytest.mark.parametrize("producer", ["auto", "librdkafka"])
+@pytest.mark.parametrize("producer", ["auto", pytest.param("librdkafka", marks=pytest.mark.long)])
 def test_with_tokens_of_a_function(tmp_path: Path, make_kafka_game: Play, producer: str) -> None:
     module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
     jaas = f'{module} required unsecuredLoginStringClaim_sub="app";'

@@ -24,7 +24,7 @@ from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka_producers import release_all
 from semel.sinks.kafka_stand_in import can_log_in
-from semel.sources.kafka_broker import Broker, broker_of
+from semel.sources.kafka_broker import Broker, with_its_tokens
 from tests.contract.harness import attempt, context
 from tests.kerberos_library import gssapi_folder
 from tests.processes import wait_until
@@ -232,12 +232,12 @@ def test_a_source_asks_by_token(by_token: KafkaCluster, rig: Rig) -> None:
     settings = {"kafka.bootstrap.servers": rig.servers, **{f"kafka.{k}": v for k, v in TOKENS.items()}}
     handler = {"kafka.sasl.login.callback.handler.class": "com.example.OurOwnCallbackHandler"}
     settings |= {"kafka.sasl.mechanism": "OAUTHBEARER", **handler}
-    asks_what_a_source_asks(rig, broker_of(settings, 5.0, Unsecured("app")))
+    asks_what_a_source_asks(rig, Broker(with_its_tokens(settings, Unsecured("app")), 5.0))
     # As whoever reports offsets knows the source: by what Spark has kept of it.
-    asks_what_a_source_asks(rig, broker_of(settings, 5.0))
-    refused = broker_of(settings, 5.0, nonsense)
+    asks_what_a_source_asks(rig, Broker(with_its_tokens(settings), 5.0))
+    refused = Broker(with_its_tokens(settings, nonsense), 5.0)
     assert "did not let us in" in refusal(lambda: refused.partitions(["orders"]))
-    silent = broker_of(settings, 5.0, functools.partial(fail, SECRET))
+    silent = Broker(with_its_tokens(settings, functools.partial(fail, SECRET)), 5.0)
     assert refusal(lambda: silent.partitions(["orders"]), SourceUnavailable).startswith("The token provider functools")
 
 

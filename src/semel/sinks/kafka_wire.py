@@ -1,8 +1,8 @@
 """Connections to the brokers: whom to ask, for how long, and when to ask again.
 
 A task leaves its transaction open; the driver ends it with EndTxn, from another process and over another connection.
-The broker asks for nothing but the transactional id, the producer id and the epoch. Together with kafka_requests, which
-makes the requests and reads the answers, this is all that knows kafka-python.
+The broker asks for nothing but the transactional id, the producer id and the epoch. kafka_requests makes the
+requests and reads the answers, and kafka_login says how to log in.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from semel.errors import ConfigError, Refused
 from semel.kafka_options import PREFIX, hide_secrets, login_for_java
 from semel.kafka_tokens import TokenProvider
 from semel.sources.java_pattern import matcher
-from semel.sources.kafka_broker import Broker, Partition, broker_of
+from semel.sources.kafka_broker import Broker, Partition, with_its_tokens
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,7 +103,7 @@ def read_kafka(  # noqa: PLR0913 - all but the first two are keywords
     """
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     source = KafkaSource(servers, names, pattern, start, fallback, group, dict(options or {}))
-    return source.load(spark, broker_of(source.settings(), timeout_s, token_provider))
+    return source.load(spark, Broker(with_its_tokens(source.settings(), token_provider), timeout_s))
 
 
 @dataclass(frozen=True)

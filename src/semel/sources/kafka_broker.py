@@ -35,15 +35,15 @@ LOCKED_OUT = ("_AUTHENTICATION", "_SSL")
 _TOKENS: dict[str, TokenSource] = {}
 
 
-def broker_of(options: Mapping[str, Any], timeout_s: float, provider: TokenProvider | None = None) -> Broker:
-    """The cluster of a source, asked with tokens of this provider or of the one that its `read_kafka` was given."""
+def with_its_tokens(options: Mapping[str, Any], provider: TokenProvider | None = None) -> dict[str, Any]:
+    """The options of a source with the provider of tokens, or with that of the `read_kafka` that made the source."""
     servers = str(options.get("kafka.bootstrap.servers", ""))
     known = with_tokens(options, servers, provider)
     if provider is not None:
         _TOKENS[servers] = known[OAUTH_CB]
     elif servers in _TOKENS and OAUTH_CB not in known:
         known[OAUTH_CB] = _TOKENS[servers]
-    return Broker(known, timeout_s)
+    return known
 
 
 class Broker:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from semel.errors import SemelError
 from semel.sources.kafka import GROUP, SERVERS
-from semel.sources.kafka_broker import Broker, Offsets, Partition, broker_of
+from semel.sources.kafka_broker import Broker, Offsets, Partition, with_its_tokens
 from semel.sources.lag import Lag
 from semel.sources.plan import PlannedSource
 
@@ -210,5 +210,5 @@ class KafkaProgress:
     def _broker(self, source: PlannedSource) -> Broker:
         key = tuple(sorted(source.options.items()))
         if key not in self._brokers:
-            self._brokers[key] = broker_of(source.options, ANSWER_S_MAX)
+            self._brokers[key] = Broker(with_its_tokens(source.options), ANSWER_S_MAX)
         return self._brokers[key]
