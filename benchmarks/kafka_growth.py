@@ -22,7 +22,7 @@ from benchmarks.kafka import Bench, prepared, say  # noqa: E402
 from benchmarks.processes import processes  # noqa: E402
 
 import semel  # noqa: E402
-from semel.sinks.kafka_wire import Wire  # noqa: E402
+from semel.sinks.kafka.wire.client import Wire  # noqa: E402
 
 WARM_UP_BATCHES = 100
 ROWS_PER_BATCH = 1_000

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import semel
+from semel.run.session import DEFAULTS, LOOPBACK
 from semel.runtime.batch import Report
-from semel.runtime.session import DEFAULTS, LOOPBACK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

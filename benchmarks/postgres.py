@@ -86,8 +86,8 @@ def _write_binary(source: Path, target: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from semel.sinks.postgres_copy import HEADER, TRAILER, encode_rows
-    from semel.sinks.postgres_types import Column, encoder
+    from semel.sinks.postgres.copy import HEADER, TRAILER, encode_rows
+    from semel.sinks.postgres.types import Column, encoder
 
     types = {"id": "int8", "customer": "int8", "amount": "float8", "text": "text", "at": "timestamptz"}
     table = pq.read_table(source)

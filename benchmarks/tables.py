@@ -26,7 +26,7 @@ from benchmarks.overhead import session
 
 import semel
 from semel.dev.jars import fetch
-from semel.sinks.sql import DEDUP
+from semel.sinks.sql.sink import DEDUP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

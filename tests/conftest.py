@@ -16,7 +16,7 @@ from semel.dev.jars import connector_jars
 from semel.dev.kafka import KafkaCluster, kafka
 from semel.dev.mariadb import MariaDbServer, mariadb
 from semel.dev.postgres import PostgresServer, postgres
-from semel.sinks.sql_store import Store
+from semel.sinks.sql.store import Store
 from tests.budget import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 from tests.class_archive import use_class_archive
 from tests.quick_spark import MANAGER, OPTIONS, manager, use_quick_spark

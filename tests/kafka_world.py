@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from semel.ids import parse_branch
-from semel.sinks.kafka import CONTROL_TOPIC
-from semel.sinks.kafka_markers import PARTITIONS, Fate, MarkerLog, partition_of
-from semel.sinks.kafka_topics import ensure_control_topic
-from semel.sinks.kafka_wire import Wire
+from semel.sinks.kafka.markers import PARTITIONS, Fate, MarkerLog, partition_of
+from semel.sinks.kafka.sink import CONTROL_TOPIC
+from semel.sinks.kafka.topics import ensure_control_topic
+from semel.sinks.kafka.wire.client import Wire
 
 TIMEOUT_S = 20.0
 

@@ -23,10 +23,10 @@ from semel.dev.postgres import PostgresServer
 from semel.sinks.base import Sink
 from semel.sinks.files import Files
 from semel.sinks.kafka import Kafka
+from semel.sinks.kinds import SINKS
 from semel.sinks.memory import Memory
 from semel.sinks.mysql import MySql
 from semel.sinks.postgres import Postgres
-from semel.sinks.registry import SINKS
 from semel.sinks.sqlite import Sqlite
 from tests.kafka_world import KafkaWorld
 
@@ -38,7 +38,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 #: What an extra is for, beside sinks.
 MODULES = {
     "cli": ["semel.cli.run", "semel.cli.dev", "semel.cli.model", "semel.cli.display"],
-    "spark": ["pyspark.sql", "pandas", "semel.runtime.session", "semel.runtime.spark"],
+    "spark": ["pyspark.sql", "pandas", "semel.run.session", "semel.runtime.spark"],
 }
 #: What makes more of another extra. Their own tests look at what is said where they are missing.
 NOT_ALONE = ("kafka-kerberos", "kafka-msk", "verify-power")

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from semel.errors import ConfigError
-from semel.kafka_options import (
+from semel.kafka.options import (
     RENAMED,
     REVALUED,
     connection_options,

@@ -15,10 +15,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from semel import kafka_tokens
 from semel.errors import ConfigError, MissingExtra, SemelError, SinkUnavailable
-from semel.kafka_options import java_to_librdkafka, with_tokens
-from semel.kafka_tokens import ClientCredentials, MskIam, TokenSource, Unsecured, msk_region, token_source
+from semel.kafka import tokens as kafka_tokens
+from semel.kafka.options import java_to_librdkafka, with_tokens
+from semel.kafka.tokens import ClientCredentials, MskIam, TokenSource, Unsecured, msk_region, token_source
 from semel.sinks.kafka import Kafka
 
 SECRET = "hunter2"  # noqa: S105 - what the tests look for

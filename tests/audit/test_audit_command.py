@@ -20,7 +20,7 @@ from semel.audit.results import Audit
 from semel.audit.run import audit_one, audit_writer
 from semel.errors import ConfigError
 from semel.failpoints import VARIABLE
-from semel.runtime.loading import load_pipelines
+from semel.run.loading import load_pipelines
 from tests.processes import wait_until
 from tests.quick_spark import quick_run
 

@@ -21,7 +21,7 @@ from semel.dev.mariadb import MariaDbServer
 from semel.dev.postgres import PostgresServer
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.runtime.pipeline import StreamWriter
-from semel.sinks.kafka_producers import release_all
+from semel.sinks.kafka.pool import release_all
 from tests.kafka_world import KafkaWorld
 from tests.processes import wait_until
 

@@ -16,7 +16,7 @@ from semel.sinks.files import Files
 from semel.sinks.memory import Memory
 from semel.sinks.postgres import Postgres
 from semel.sinks.sqlite import Sqlite
-from semel.sinks.sqlite_database import LEDGER_ROWS_KEPT
+from semel.sinks.sqlite.database import LEDGER_ROWS_KEPT
 from tests.contract.harness import OTHERS, OURS, Harness, Promise, attempt, commit, context, prepare, rows_of
 from tests.sinks.participants import started
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
-from semel.sinks.kafka_markers import Fate, Fence, WholeMarkerLog, fence_record, marker_record
-from semel.sinks.kafka_requests import LogEnd, LogRecord
+from semel.sinks.kafka.markers import Fate, Fence, WholeMarkerLog, fence_record, marker_record
+from semel.sinks.kafka.wire.requests import LogEnd, LogRecord
 from tests.contract.harness import OTHERS, OURS
 
 SINK = "orders"

@@ -28,9 +28,8 @@ from semel.errors import (
     QueryStopped,
     SemelError,
 )
-from semel.runtime import runner
-from semel.runtime.pipeline import Pipeline, StreamWriter
-from semel.runtime.runner import (
+from semel.run import runner
+from semel.run.runner import (
     Happening,
     Run,
     StopSignals,
@@ -41,7 +40,8 @@ from semel.runtime.runner import (
     stop_all,
     unless_stopped,
 )
-from semel.runtime.session import SparkSettings, session_conf
+from semel.run.session import SparkSettings, session_conf
+from semel.runtime.pipeline import Pipeline, StreamWriter
 from tests.quick_spark import quick_run
 
 pytestmark = pytest.mark.usefixtures("class_archive")

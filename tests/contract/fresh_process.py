@@ -18,7 +18,7 @@ import pyarrow as pa
 from semel.decisions.records import committable_from_json, committable_to_json
 from semel.ids import Attempt, Branch, Incarnation, pipeline_id
 from semel.sinks.base import Context, Participant, Sink
-from semel.sinks.registry import SINKS
+from semel.sinks.kinds import SINKS
 
 WAIT_S_MAX = 60
 

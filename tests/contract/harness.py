@@ -30,7 +30,7 @@ from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Sink, StagedPart
 from semel.sinks.files import Files, committed_files
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_producers import release_all, settle_all
+from semel.sinks.kafka.pool import release_all, settle_all
 from semel.sinks.memory import Memory, memory_table
 from semel.sinks.sqlite import Sqlite
 from tests.kafka_world import KafkaWorld

@@ -11,10 +11,10 @@ import pymysql
 from semel.ids import Attempt, parse_branch
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_ids import due_table, seen_table
-from semel.sinks.mysql_store import parse_xid
-from semel.sinks.mysql_url import settings_of
-from semel.sinks.sql_store import stage_table
+from semel.sinks.mysql.ids import due_table, seen_table
+from semel.sinks.mysql.store import parse_xid
+from semel.sinks.mysql.url import settings_of
+from semel.sinks.sql.store import stage_table
 from tests.contract.harness import Harness, Rows, stage
 
 #: By default it is a day: a table that a test left locked would stop all that come after it.

@@ -11,7 +11,7 @@ import psycopg
 from semel.ids import Attempt
 from semel.sinks.base import Sink
 from semel.sinks.postgres import Postgres
-from semel.sinks.sql_store import stage_table
+from semel.sinks.sql.store import stage_table
 from tests.contract.harness import Harness, Rows, stage
 
 

@@ -21,7 +21,7 @@ from semel.ids import Branch, parse_branch
 from semel.protocol.events import Outcome
 from semel.runtime.fingerprint import Checksum
 from semel.sinks.base import Context, Participant, Remains, Sink
-from semel.sinks.registry import SINKS
+from semel.sinks.kinds import SINKS
 from tests.contract.conftest import HARNESSES, SURVIVORS
 from tests.contract.harness import (
     OTHERS,

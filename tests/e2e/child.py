@@ -19,7 +19,7 @@ import semel
 from semel.dev.jars import connector_jars
 from semel.errors import SemelError
 from semel.ids import Branch
-from semel.kafka_tokens import Unsecured
+from semel.kafka.tokens import Unsecured
 from semel.runtime.batch import Limits, Report
 from semel.runtime.pipeline import StreamWriter
 from semel.sinks.base import StagedPart, Writer

@@ -20,8 +20,8 @@ from semel.decisions.files import FileStore
 from semel.decisions.log import DecisionLog
 from semel.ids import parse_branch, to_sink_name
 from semel.protocol.events import Decided
-from semel.sinks.kafka_markers import MarkerLog, partition_of
-from semel.sinks.kafka_requests import LogRecord, Transaction
+from semel.sinks.kafka.markers import MarkerLog, partition_of
+from semel.sinks.kafka.wire.requests import LogRecord, Transaction
 from tests.e2e.child import NO_TASK
 from tests.e2e.game import Life, Lives
 from tests.e2e.kafka_audit import PARTITIONS, BatchPlan, Findings, Sight, audit

@@ -22,12 +22,12 @@ from semel.decisions.files import FileStore
 from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
 from semel.decisions.memory import MemoryStore
 from semel.errors import BatchFailed, Fenced, PlanRestored, SemelError, SinkUnavailable
-from semel.runtime import runner
+from semel.run import runner
+from semel.run.runner import Happening, Run, StopSignals, exit_code, failure_of, launch, watch
 from semel.runtime.batch import PLAN_OVERWRITTEN, Report
 from semel.runtime.commits import Waiting
 from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
 from semel.runtime.restore import restored
-from semel.runtime.runner import Happening, Run, StopSignals, exit_code, failure_of, launch, watch
 from semel.sinks.base import Sink
 from tests.processes import wait_until
 

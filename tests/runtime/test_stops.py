@@ -16,11 +16,11 @@ import pytest
 
 import semel
 from semel.errors import CommitStalled
+from semel.run.runner import error_in
 from semel.runtime.batch import Limits, Report
 from semel.runtime.commits import TELL_AFTER_S
 from semel.runtime.pipeline import STOP_S_MAX, Running, StreamWriter
-from semel.runtime.runner import error_in
-from semel.sinks.sqlite import _SqliteParticipant
+from semel.sinks.sqlite.sink import _SqliteParticipant
 from tests.processes import wait_until
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ SCRIPT = """
 import sys, threading, time
 from pyspark.sql import SparkSession
 import semel
-from semel.sinks.sqlite import _SqliteParticipant
+from semel.sinks.sqlite.sink import _SqliteParticipant
 
 root, real = sys.argv[1], _SqliteParticipant.commit
 

@@ -15,10 +15,10 @@ from confluent_kafka import Producer
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable
 from semel.sinks.base import Context, Participant, StagedPart
-from semel.sinks.kafka import CONTROL_TOPIC, Kafka, _KafkaParticipant
-from semel.sinks.kafka_markers import Marker
-from semel.sinks.kafka_producers import release_all
-from semel.sinks.kafka_requests import LogRecord, Transaction
+from semel.sinks.kafka.markers import Marker
+from semel.sinks.kafka.pool import release_all
+from semel.sinks.kafka.sink import CONTROL_TOPIC, Kafka, _KafkaParticipant
+from semel.sinks.kafka.wire.requests import LogRecord, Transaction
 from tests.contract.harness import attempt, context
 from tests.kafka_world import KafkaWorld
 

@@ -15,8 +15,8 @@ from semel.dev.mariadb import MariaDbServer, mariadb
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Participant
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_load import quote
-from semel.sinks.mysql_url import settings_of
+from semel.sinks.mysql.connection import quote
+from semel.sinks.mysql.url import settings_of
 from tests.contract.harness import attempt, context, together
 from tests.contract.mysql_harness import IMPATIENT
 from tests.sinks.participants import prepare, started

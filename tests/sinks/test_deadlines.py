@@ -30,8 +30,8 @@ from semel.protocol.events import Committable, Outcome
 from semel.runtime.batch import Coordinator, Limits, Only, Report
 from semel.runtime.commits import Waiting
 from semel.runtime.startup import close_open_slot, sweep
-from semel.sinks import sql_participant
 from semel.sinks.base import Participant, Sink, StagedPart
+from semel.sinks.sql import participant as sql_participant
 from tests.contract.harness import context
 from tests.planned import plans
 from tests.sinks import kafka_rig, mysql_rig

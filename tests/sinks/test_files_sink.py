@@ -19,9 +19,9 @@ import pytest
 from semel.errors import ConfigError, CorruptRecord, NewerRecord, SchemaMismatch, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks import files as files_module
 from semel.sinks.base import Participant, StagedPart
-from semel.sinks.files import COMPRESSIONS, Files, committed_files, read_committed
+from semel.sinks.files import sink as files_module
+from semel.sinks.files.sink import COMPRESSIONS, Files, committed_files, read_committed
 from tests.contract.harness import (
     OTHERS,
     OURS,

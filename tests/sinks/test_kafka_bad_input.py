@@ -15,8 +15,8 @@ from semel.dev.ports import free_port
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_reach import Reach
-from semel.sinks.kafka_topics import ensure_control_topic
+from semel.sinks.kafka.reach import Reach
+from semel.sinks.kafka.topics import ensure_control_topic
 from tests.contract.harness import attempt, context
 from tests.sinks.kafka_rig import RECORD, Rig, records_of, stage, started
 

@@ -18,11 +18,11 @@ from semel.dev.kafka import KafkaCluster, kafka
 from semel.errors import Refused
 from semel.ids import Branch
 from semel.protocol.events import Outcome
-from semel.sinks import kafka as kafka_module
 from semel.sinks.base import StagedPart
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_markers import Fate, partition_of
-from semel.sinks.kafka_topics import IN_SYNC, TRANSACTION_STATE, UNCLEAN
+from semel.sinks.kafka import sink as kafka_module
+from semel.sinks.kafka.markers import Fate, partition_of
+from semel.sinks.kafka.topics import IN_SYNC, TRANSACTION_STATE, UNCLEAN
 from tests.contract.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare_one, records_of, stage, stage_one, started

@@ -18,12 +18,12 @@ from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.protocol.events import Committable, Decided, Outcome
 from semel.sinks.base import Participant
-from semel.sinks.kafka import AMBIGUOUS, Kafka
-from semel.sinks.kafka_delivery import DeliveryFailed, Failure
-from semel.sinks.kafka_direct import suits
-from semel.sinks.kafka_markers import Fate
-from semel.sinks.kafka_producers import release_all, settle_all
-from semel.sinks.kafka_requests import Transaction
+from semel.sinks.kafka.delivery import DeliveryFailed, Failure
+from semel.sinks.kafka.markers import Fate
+from semel.sinks.kafka.pool import release_all, settle_all
+from semel.sinks.kafka.sink import AMBIGUOUS, Kafka
+from semel.sinks.kafka.wire.producer import suits
+from semel.sinks.kafka.wire.requests import Transaction
 from tests.contract.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare, prepare_one, records_of, stage, stage_one, started

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 
-from semel.sinks import kafka_direct
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_delivery import DeliveryFailed
-from semel.sinks.kafka_direct import DirectProducer, suits
-from semel.sinks.kafka_records import BATCH_BYTES
-from semel.sinks.kafka_requests import Answer, Batches, Transaction
+from semel.sinks.kafka.delivery import DeliveryFailed
+from semel.sinks.kafka.wire import producer as kafka_direct
+from semel.sinks.kafka.wire.producer import DirectProducer, suits
+from semel.sinks.kafka.wire.records import BATCH_BYTES
+from semel.sinks.kafka.wire.requests import Answer, Batches, Transaction
 
 PARTITIONS = 3
 

@@ -14,16 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from semel import kafka_tokens
 from semel.dev.kafka import KafkaCluster, Kerberos, Security, kafka
 from semel.dev.kerberos import REALM, Kdc, host, kdc
 from semel.errors import BatchFailed, ConfigError, SemelError, SinkUnavailable, SourceUnavailable
 from semel.ids import Branch
-from semel.kafka_tokens import Unsecured
+from semel.kafka import tokens as kafka_tokens
+from semel.kafka.tokens import Unsecured
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_producers import release_all
-from semel.sinks.kafka_stand_in import can_log_in
+from semel.sinks.kafka.pool import release_all
+from semel.sinks.kafka.stand_in import can_log_in
 from semel.sources.kafka_broker import Broker, with_its_tokens
 from tests.contract.harness import attempt, context
 from tests.kerberos_library import gssapi_folder

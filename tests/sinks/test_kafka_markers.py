@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from semel.errors import NewerRecord, SinkUnavailable
 from semel.formats import CONTROL_TOPIC
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
-from semel.sinks import kafka_markers
-from semel.sinks.kafka_markers import (
+from semel.sinks.kafka import markers as kafka_markers
+from semel.sinks.kafka.markers import (
     PARTITIONS,
     Fate,
     Fence,
@@ -24,7 +24,7 @@ from semel.sinks.kafka_markers import (
     marker_record,
     partition_of,
 )
-from semel.sinks.kafka_requests import LogEnd, LogRecord, Slice, Transaction
+from semel.sinks.kafka.wire.requests import LogEnd, LogRecord, Slice, Transaction
 from tests.contract.harness import OTHERS, OURS
 
 SINK = "orders"

@@ -21,19 +21,19 @@ from hypothesis import strategies as st
 from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.protocol.events import Outcome
-from semel.sinks import kafka_producers
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_delivery import DeliveryFailed, Failure
-from semel.sinks.kafka_markers import Fate
-from semel.sinks.kafka_producers import WARM_MAX, Lease, Pool, Ready, Use, id_pattern
-from semel.sinks.kafka_requests import LogRecord
+from semel.sinks.kafka import pool as kafka_producers
+from semel.sinks.kafka.delivery import DeliveryFailed, Failure
+from semel.sinks.kafka.markers import Fate
+from semel.sinks.kafka.pool import WARM_MAX, Lease, Pool, Ready, Use, id_pattern
+from semel.sinks.kafka.wire.requests import LogRecord
 from tests.contract.harness import OTHERS, OURS, attempt
 from tests.sinks.kafka_rig import Rig, prepare, records_of, stage_one, started
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from semel.sinks.kafka_producers import Lease
+from semel.sinks.kafka.pool import Lease
 
 lease = Lease("p", Path(sys.argv[1]))
 lease.note(0, (3, 0))

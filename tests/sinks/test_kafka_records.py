@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 from kafka.record import MemoryRecords
 
-from semel.sinks.kafka_records import (
+from semel.sinks.kafka.wire.records import (
     BATCH_BYTES,
     CODECS,
     Pieces,

@@ -13,8 +13,8 @@ from kafka.errors import ConcurrentTransactionsError, OffsetOutOfRangeError
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.producer import ProduceRequest
 
-from semel.sinks.kafka_records import cut, encode, record_batch
-from semel.sinks.kafka_requests import (
+from semel.sinks.kafka.wire.records import cut, encode, record_batch
+from semel.sinks.kafka.wire.requests import (
     NO_ANSWER,
     PRODUCE_VERSION_MAX,
     REQUEST_TIMEOUT_MS,

@@ -16,10 +16,10 @@ from semel.dev.kafka import KafkaCluster
 from semel.errors import ConfigError
 from semel.ids import Branch
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_direct import DirectProducer, suits
-from semel.sinks.kafka_producers import RowProducer, make_producer
-from semel.sinks.kafka_requests import LogRecord
-from semel.sinks.kafka_rows import rows_by_topic
+from semel.sinks.kafka.pool import RowProducer, make_producer
+from semel.sinks.kafka.rows import rows_by_topic
+from semel.sinks.kafka.wire.producer import DirectProducer, suits
+from semel.sinks.kafka.wire.requests import LogRecord
 from tests.contract.harness import attempt, context
 from tests.sinks.kafka_rig import Rig, prepare, records_of, started, write
 

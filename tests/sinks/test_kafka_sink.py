@@ -19,8 +19,8 @@ from semel.errors import ConfigError, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka_markers import Fate
-from semel.sinks.kafka_producers import settle_all
+from semel.sinks.kafka.markers import Fate
+from semel.sinks.kafka.pool import settle_all
 from tests.contract.harness import OTHERS, attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare_one, records_of, stage, stage_one, started, write
@@ -263,7 +263,7 @@ def test_what_a_retried_task_left_open_is_ended_with_its_batch(rig: Rig) -> None
 
 def test_a_running_pipeline_sweeps_now_and_then(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an older incarnation's task prepares after the sweep at start holds up readers: it is ended in passing."""
-    monkeypatch.setattr("semel.sinks.kafka.SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr("semel.sinks.kafka.sink.SWEEP_EVERY_S", 0.0)
     topic = rig.topic()
     sink = rig.sink(topic)
     with started(sink, context(2)) as participant:
@@ -275,7 +275,7 @@ def test_a_running_pipeline_sweeps_now_and_then(rig: Rig, monkeypatch: pytest.Mo
 
 def test_a_newer_incarnation_is_left_alone_by_the_sweep(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A zombie that was paused in a batch must not end what its successor has prepared."""
-    monkeypatch.setattr("semel.sinks.kafka.SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr("semel.sinks.kafka.sink.SWEEP_EVERY_S", 0.0)
     sink = rig.sink(rig.topic())
     with started(sink) as zombie:
         parts = stage(sink, attempt(0), records_of(1))

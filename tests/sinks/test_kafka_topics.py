@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.sinks.kafka_topics import IN_SYNC, Judgement, Kept, judge
+from semel.sinks.kafka.topics import IN_SYNC, Judgement, Kept, judge
 
 SAFE = Kept("safe", 3, 2, unclean=False)
 

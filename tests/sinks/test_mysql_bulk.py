@@ -15,14 +15,16 @@ from semel.dev.mariadb import MariaDbServer, mariadb
 from semel.errors import BatchFailed, ConfigError, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
-from semel.sinks import mysql_bulk, mysql_store, mysql_wire
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_bulk import Bulk, binary, encode
-from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader
-from semel.sinks.mysql_packed import Packer
-from semel.sinks.mysql_store import columns_of, execute, runner
-from semel.sinks.mysql_types import DAYS, Column, Unfit, encoder
-from semel.sinks.mysql_writer import MySqlWriter
+from semel.sinks.mysql import store as mysql_store
+from semel.sinks.mysql import wire as mysql_wire
+from semel.sinks.mysql.connection import Field, Inserts, LoadData, Loader
+from semel.sinks.mysql.loaders import bulk as mysql_bulk
+from semel.sinks.mysql.loaders.bulk import Bulk, binary, encode
+from semel.sinks.mysql.loaders.packed import Packer
+from semel.sinks.mysql.store import columns_of, execute, runner
+from semel.sinks.mysql.types import DAYS, Column, Unfit, encoder
+from semel.sinks.mysql.writer import MySqlWriter
 from tests.contract.harness import attempt
 from tests.sinks.certificates import Certificate, certificate
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write

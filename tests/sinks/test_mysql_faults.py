@@ -14,14 +14,15 @@ from typing import Any
 import pymysql
 import pytest
 
-import semel.sinks.mysql_writer  # noqa: F401 - it comes with the first row, and would keep what a test plays then
+import semel.sinks.mysql.writer  # noqa: F401 - it comes with the first row, and would keep what a test plays then
 from semel.dev.mariadb import MariaDbServer
 from semel.errors import BatchFailed, ConfigError, MissingExtra, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
-from semel.sinks import mysql_store, mysql_wire
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_url import settings_of
+from semel.sinks.mysql import store as mysql_store
+from semel.sinks.mysql import wire as mysql_wire
+from semel.sinks.mysql.url import settings_of
 from tests.contract.harness import attempt, context
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
 from tests.sinks.participants import error_of, prepare, rows, stage_at_once, started
@@ -160,7 +161,7 @@ def test_a_user_who_may_not_list_xa_transactions_is_told_so(db: Database, monkey
     def refused(_run: Any) -> set[Branch]:
         raise pymysql.err.OperationalError(1401, "XAER_RMERR: Fatal error occurred in the transaction branch")
 
-    monkeypatch.setattr("semel.sinks.mysql.prepared_branches", refused)
+    monkeypatch.setattr("semel.sinks.mysql.sink.prepared_branches", refused)
     monkeypatch.setattr(mysql_store, "prepared_branches", refused)
     for sink in (db.sink("xa"), db.sink(firm=True)):
         with pytest.raises(ConfigError, match="GRANT XA_RECOVER_ADMIN"):

@@ -15,10 +15,13 @@ import pytest
 from semel.errors import BatchFailed, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
-from semel.sinks import mysql_bulk, mysql_moves, mysql_packed, mysql_wire
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_packed import Packer
-from semel.sinks.sql_store import stage_table
+from semel.sinks.mysql import moves as mysql_moves
+from semel.sinks.mysql import wire as mysql_wire
+from semel.sinks.mysql.loaders import bulk as mysql_bulk
+from semel.sinks.mysql.loaders import packed as mysql_packed
+from semel.sinks.mysql.loaders.packed import Packer
+from semel.sinks.sql.store import stage_table
 from tests.contract.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.mysql_rig import KEYED, Database, commit, db, stamped, write

@@ -18,13 +18,16 @@ import pytest
 from semel.dev.mariadb import MariaDbServer
 from semel.errors import BatchFailed, ConfigError
 from semel.protocol.events import Outcome
-from semel.sinks import mysql_bulk, mysql_load, mysql_store, mysql_wire
-from semel.sinks.mysql_bulk import Bulk
-from semel.sinks.mysql_load import Field, Inserts, LoadData, Loader
-from semel.sinks.mysql_packed import Packer
-from semel.sinks.mysql_store import Place
-from semel.sinks.mysql_types import Column, encoder
-from semel.sinks.mysql_writer import MySqlWriter
+from semel.sinks.mysql import connection as mysql_load
+from semel.sinks.mysql import store as mysql_store
+from semel.sinks.mysql import wire as mysql_wire
+from semel.sinks.mysql.connection import Field, Inserts, LoadData, Loader
+from semel.sinks.mysql.loaders import bulk as mysql_bulk
+from semel.sinks.mysql.loaders.bulk import Bulk
+from semel.sinks.mysql.loaders.packed import Packer
+from semel.sinks.mysql.store import Place
+from semel.sinks.mysql.types import Column, encoder
+from semel.sinks.mysql.writer import MySqlWriter
 from tests.contract.harness import attempt
 from tests.sinks.mysql_rig import Database, commit, db, own_server, write
 from tests.sinks.participants import column, prepare, rows, started

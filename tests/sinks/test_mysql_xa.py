@@ -14,8 +14,9 @@ from semel.dev.mariadb import MariaDbServer
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation
 from semel.protocol.events import Outcome
-from semel.sinks import mysql_load, mysql_store
-from semel.sinks.mysql_store import FREE, HELD, VISIBLE, Place, end_prepared, fate, parse_xid, xid
+from semel.sinks.mysql import connection as mysql_load
+from semel.sinks.mysql import store as mysql_store
+from semel.sinks.mysql.store import FREE, HELD, VISIBLE, Place, end_prepared, fate, parse_xid, xid
 from tests.contract.harness import OURS, attempt, context
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
 from tests.sinks.participants import prepare, rows, started
@@ -87,7 +88,7 @@ def test_an_answer_of_the_server_is_proven_by_the_ledger(db: Database) -> None:
 
 
 def mysql_store_mark(run: Any, branch: Branch) -> None:
-    from semel.sinks.sql_participant import write_mark
+    from semel.sinks.sql.participant import write_mark
 
     write_mark(run, branch.sink, branch.attempt, str(branch), 1)
 

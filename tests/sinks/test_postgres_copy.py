@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semel.dev.postgres import PostgresServer
-from semel.sinks import postgres_copy
-from semel.sinks.postgres_copy import HEADER, TRAILER, Unfit, encode_rows
-from semel.sinks.postgres_store import columns_of, quote
-from semel.sinks.postgres_types import encoder
+from semel.sinks.postgres import copy as postgres_copy
+from semel.sinks.postgres.copy import HEADER, TRAILER, Unfit, encode_rows
+from semel.sinks.postgres.store import columns_of, quote
+from semel.sinks.postgres.types import encoder
 
 UTC = timezone.utc
 EXACT = DecimalContext(prec=60)

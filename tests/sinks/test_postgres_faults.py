@@ -25,9 +25,9 @@ from semel.protocol.events import Decided, Outcome
 from semel.runtime.batch import Coordinator, Limits, Only
 from semel.sinks.base import StagedPart
 from semel.sinks.postgres import Postgres
-from semel.sinks.postgres_store import application_name
-from semel.sinks.sql import PIECE_ROWS
-from semel.sinks.sql_store import stage_table
+from semel.sinks.postgres.store import application_name
+from semel.sinks.sql.sink import PIECE_ROWS
+from semel.sinks.sql.store import stage_table
 from tests.contract.harness import OTHERS, OURS, attempt, context, open_descriptors
 from tests.planned import plans
 from tests.sinks.participants import error_of, prepare, rows, stage_at_once, started

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from semel.ids import Branch
-from semel.sinks.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
+from semel.sinks.sqlite.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
 from tests.contract.harness import OTHERS, OURS, arrow, attempt, rows_of
 
 

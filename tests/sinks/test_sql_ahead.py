@@ -15,10 +15,10 @@ import pytest
 from semel.errors import BatchFailed, ConfigError, Fenced
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Outcome
-from semel.sinks import sql_ahead
 from semel.sinks.base import StagedPart, Writer
-from semel.sinks.sql import SqlSink
-from semel.sinks.sql_participant import SqlParticipant
+from semel.sinks.sql import ahead as sql_ahead
+from semel.sinks.sql.participant import SqlParticipant
+from semel.sinks.sql.sink import SqlSink
 from tests.contract.harness import attempt, context, together
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import rows, started
@@ -263,9 +263,9 @@ def test_two_sinks_of_one_database_do_not_begin_ahead(world: World) -> None:
 DRIVER = """
 import sys, time
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
-from semel.sinks import sql_ahead
+from semel.sinks.sql import ahead as sql_ahead
 from semel.sinks.base import Context
-from semel.sinks.registry import SINKS
+from semel.sinks.kinds import SINKS
 import pyarrow as pa
 
 kind, url, table, schema, name, pipeline, firm = sys.argv[1:]

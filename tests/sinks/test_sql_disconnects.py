@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-import semel.sinks.mysql_bulk
-import semel.sinks.mysql_load
-import semel.sinks.mysql_wire
+import semel.sinks.mysql.connection
+import semel.sinks.mysql.loaders.bulk
+import semel.sinks.mysql.wire
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Outcome
 from semel.sinks.base import Participant, StagedPart, Writer
-from semel.sinks.sql import SqlSink
+from semel.sinks.sql.sink import SqlSink
 from tests.contract.harness import attempt, context, together
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import rows, started
@@ -58,10 +58,10 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     kind, mode, *way = request.param.split("-")
     if way:
         # To MariaDB rows go in bulk, to MySQL by LOAD DATA.
-        monkeypatch.setattr(semel.sinks.mysql_wire, "WANTED", 0)
+        monkeypatch.setattr(semel.sinks.mysql.wire, "WANTED", 0)
     # So that the middle of a task is also the middle of a LOAD DATA.
-    monkeypatch.setattr(semel.sinks.mysql_load, "LOAD_BYTES_MAX", 200_000)
-    monkeypatch.setattr(semel.sinks.mysql_bulk, "BULK_BYTES_MAX", 200_000)
+    monkeypatch.setattr(semel.sinks.mysql.connection, "LOAD_BYTES_MAX", 200_000)
+    monkeypatch.setattr(semel.sinks.mysql.loaders.bulk, "BULK_BYTES_MAX", 200_000)
     server = request.getfixturevalue("postgres_server" if kind == "postgres" else "mariadb_server")
     database: Any = (postgres_rig if kind == "postgres" else mysql_rig).Database(server.url)
     make: Callable[..., SqlSink] = database.keyed if kind == "postgres" else database.sink

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from semel.sinks.sql import in_order_of
+from semel.sinks.sql.sink import in_order_of
 
 
 def batch(**columns: Any) -> pa.RecordBatch:

@@ -13,11 +13,12 @@ import pymysql
 import pytest
 
 from semel.errors import ConfigError, Fenced, SinkUnavailable
-from semel.sinks import mysql_store, postgres_store
 from semel.sinks.kafka import Kafka
 from semel.sinks.mysql import MySql
+from semel.sinks.mysql import store as mysql_store
 from semel.sinks.postgres import Postgres
-from semel.sinks.sql import SqlSink
+from semel.sinks.postgres import store as postgres_store
+from semel.sinks.sql.sink import SqlSink
 from tests.contract.harness import OTHERS, context
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import started

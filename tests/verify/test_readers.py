@@ -25,7 +25,7 @@ from semel.dev.ports import free_port
 from semel.dev.postgres import PostgresServer
 from semel.errors import ConfigError, SinkUnavailable
 from semel.sinks import Files, Kafka, Memory, MySql, Postgres, Sink, Sqlite
-from semel.sinks.mysql_url import settings_of
+from semel.sinks.mysql.url import settings_of
 from semel.sources.plan import PlannedSource
 from semel.verify.feeders import KafkaPlace, open_feeder
 from semel.verify.kafka_feeder import create_topics

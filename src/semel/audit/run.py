@@ -12,11 +12,11 @@ from semel.audit.facts import Facts
 from semel.audit.gather import gather
 from semel.audit.results import Audit
 from semel.errors import CheckpointError, ConfigError, SemelError
+from semel.run.loading import load_pipelines, split_target
+from semel.run.runner import told_as_config_error
+from semel.run.session import SparkSettings, open_session
 from semel.runtime.checks import check_sinks
-from semel.runtime.loading import load_pipelines, split_target
 from semel.runtime.pipeline import Pipeline, StreamWriter
-from semel.runtime.runner import told_as_config_error
-from semel.runtime.session import SparkSettings, open_session
 from semel.runtime.spark import Checkpoint
 
 if TYPE_CHECKING:

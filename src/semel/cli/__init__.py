@@ -16,7 +16,7 @@ def main() -> None:
         if error.name not in ("rich", "typer"):
             raise
         _end(MissingExtra(f"The command line needs {error.name}, which is not installed.", extra="cli"), 2)
-    from semel.runtime.runner import exit_code
+    from semel.run.runner import exit_code
 
     try:
         app(prog_name="semel")

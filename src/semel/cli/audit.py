@@ -12,8 +12,8 @@ from semel.audit.report import LAST, as_json, print_audit
 from semel.audit.run import audit as audit_pipelines
 from semel.audit.run import exit_code
 from semel.cli.run import key_and_value
-from semel.runtime.loading import split_target
-from semel.runtime.session import SparkSettings
+from semel.run.loading import split_target
+from semel.run.session import SparkSettings
 
 
 def audit(

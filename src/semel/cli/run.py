@@ -8,9 +8,9 @@ import typer
 
 from semel.cli.display import display_for
 from semel.errors import ConfigError
-from semel.runtime import runner
-from semel.runtime.loading import split_target
-from semel.runtime.session import SparkSettings
+from semel.run import runner
+from semel.run.loading import split_target
+from semel.run.session import SparkSettings
 
 
 def run(

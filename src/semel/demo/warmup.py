@@ -14,7 +14,7 @@ from pathlib import Path
 from semel.demo.child import Child
 from semel.demo.orders import Producer, make_orders, split
 from semel.demo.shops import Scene, Shop
-from semel.runtime.session import LOOPBACK
+from semel.run.session import LOOPBACK
 
 FILES = 4
 WITHIN_S = 120.0

@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, Refused
-from semel.kafka_options import PREFIX, hide_secrets, login_for_java
-from semel.kafka_tokens import TokenProvider
+from semel.kafka.options import PREFIX, hide_secrets, login_for_java
+from semel.kafka.tokens import TokenProvider
 from semel.sources.java_pattern import matcher
 from semel.sources.kafka_broker import Broker, Partition, with_its_tokens
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from semel.errors import ConfigError, MissingExtra, SemelError, SourceUnavailable
-from semel.kafka_options import connection_options, with_tokens
-from semel.kafka_tokens import OAUTH_CB, TokenProvider, TokenSource
+from semel.kafka.options import connection_options, with_tokens
+from semel.kafka.tokens import OAUTH_CB, TokenProvider, TokenSource
 from semel.sources.java_pattern import matcher
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Broker:
         try:
             from confluent_kafka import KafkaException
 
-            from semel.sinks.kafka_stand_in import admin_client
+            from semel.sinks.kafka.stand_in import admin_client
         except ImportError:
             raise MissingExtra("Kafka needs confluent-kafka, which is not installed.", extra="kafka") from None
         # What the client would write to stderr is heard through the callback, and told in our own words.

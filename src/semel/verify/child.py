@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, SemelError
-from semel.runtime import runner
+from semel.run import runner
+from semel.run.loading import load_pipelines, split_target
+from semel.run.runner import Happening, exit_code, told_as_config_error
+from semel.run.session import SparkSettings, open_session
 from semel.runtime.checks import check_sinks, check_sources
-from semel.runtime.loading import load_pipelines, split_target
 from semel.runtime.pipeline import CHECKPOINT, Pipeline, StreamWriter
-from semel.runtime.runner import Happening, exit_code, told_as_config_error
-from semel.runtime.session import SparkSettings, open_session
 from semel.runtime.spark import arrow_schema
 from semel.sinks.base import Sink
 from semel.sources.plan import PlannedSource, planned_sources

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from semel.errors import ConfigError, MissingExtra, SourceUnavailable
-from semel.kafka_options import connection_options
+from semel.kafka.options import connection_options
 from semel.sources.kafka_broker import Partition
 from semel.verify.feeders import Feeder, KafkaPlace
 from semel.verify.workload import Workload

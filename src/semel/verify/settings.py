@@ -11,7 +11,7 @@ from pathlib import Path
 
 from semel.errors import ConfigError, MissingExtra
 from semel.runtime.checks import check_guarantee
-from semel.sinks.sql import KEYED, LEDGER
+from semel.sinks.sql.sink import KEYED, LEDGER
 from semel.verify.plan import KINDS, refuse_kinds_that_kill_nobody
 
 #: The sinks of the built-in pipeline -> the server that each needs.

@@ -12,7 +12,7 @@ from pathlib import Path
 from semel.demo.warmup import spark_conf
 from semel.dev.jars import connector_jars
 from semel.errors import ConfigError
-from semel.runtime.loading import import_file, split_target
+from semel.run.loading import import_file, split_target
 from semel.sinks.base import Sink
 from semel.verify.child import Probe, probe
 from semel.verify.classes import archive_of

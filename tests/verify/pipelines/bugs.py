@@ -12,7 +12,7 @@ import semel
 from semel.protocol.events import Committable
 from semel.runtime import startup
 from semel.sinks.base import StagedPart
-from semel.sinks.sqlite import _SqliteParticipant
+from semel.sinks.sqlite.sink import _SqliteParticipant
 
 FOLDER = os.environ["SEMEL_VERIFY_FOLDER"]
 

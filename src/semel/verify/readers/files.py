@@ -11,7 +11,7 @@ from pathlib import Path
 from semel.errors import ConfigError, SchemaMismatch
 from semel.ids import PipelineId
 from semel.sinks.files import Files
-from semel.sinks.files_layout import SUFFIX, Layout, names, read_manifest
+from semel.sinks.files.layout import SUFFIX, Layout, names, read_manifest
 from semel.verify.history import Look
 from semel.verify.readers.base import NumberOf, Reader, names_ours
 from semel.verify.workload import Workload

@@ -18,10 +18,10 @@ from semel.errors import ConfigError, SemelError, SinkUnavailable
 from semel.ids import PipelineId
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql_store import RM_ERROR, number_of
-from semel.sinks.mysql_url import settings_of
+from semel.sinks.mysql.store import RM_ERROR, number_of
+from semel.sinks.mysql.url import settings_of
 from semel.sinks.postgres import Postgres
-from semel.sinks.sql import VERSIONS, SqlSink
+from semel.sinks.sql.sink import VERSIONS, SqlSink
 from semel.sinks.sqlite import Sqlite
 from semel.verify.readers.base import NumberOf, Reader, names_ours
 from semel.verify.workload import Workload

@@ -1,0 +1,1 @@
+"""What source and sink for Kafka share: settings, and tokens for a login."""

@@ -1,0 +1,5 @@
+"""Kafka."""
+
+from semel.sinks.kafka.sink import Kafka
+
+__all__ = ["Kafka"]

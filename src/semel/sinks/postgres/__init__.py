@@ -1,0 +1,5 @@
+"""PostgreSQL."""
+
+from semel.sinks.postgres.sink import Postgres
+
+__all__ = ["Postgres"]

@@ -1,0 +1,342 @@
+"""PostgreSQL as driver and tasks see it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from semel import formats
+from semel.deadline import limited, seconds_left, within
+from semel.errors import ConfigError, MissingExtra, SinkUnavailable
+from semel.ids import Branch, Incarnation, PipelineId, parse_branch
+from semel.sinks.postgres.types import Column
+from semel.sinks.sql.store import STAGE_PREFIX, Store, with_names
+from semel.sinks.sql.store import Place as SqlPlace
+
+if TYPE_CHECKING:
+    import psycopg
+
+_LOG = logging.getLogger("semel")
+
+#: Any number will do, as long as nobody else locks by it: created once, at the same time by nobody.
+CREATE_LOCK = 7_361_019_244_530_017
+SESSION_END_S_MAX = 10.0
+SESSION_END_PAUSE_S = 0.02
+#: What the server says when a login can never succeed: class 28, and a database that does not exist.
+LOGIN_REFUSED = re.compile(
+    r"authentication failed|no pg_hba.conf entry|no password supplied|(role|database) \"[^\"]*\" does not exist"
+    r"|is not permitted to log in|permission denied for database"
+    # Nor can one over TLS that does not say what the url asks for.
+    r"|certificate verify failed|does not match host name|root certificate file|does not support SSL"
+)
+#: Seven weeks and a bit: PostgreSQL counts milliseconds in 31 bits.
+MILLISECONDS_MAX = 2**31 - 1
+#: Rows that wait for the driver, or for Spark to compute the next ones, are neither idle nor slow.
+UNLIMITED = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout", "transaction_timeout"]
+
+SESSION = (
+    "SELECT set_config('lock_timeout', %s, false), set_config('client_encoding', 'UTF8', false), "
+    # What is committed must survive a crash, whatever is the habit of this user or database.
+    "CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', false) END, "
+    "(SELECT count(set_config(name, '0', false)) FROM pg_settings WHERE name = ANY (%s))"
+)
+#: What ledger and fence of semel 0.1 do not have.
+ADDED = {
+    "ledger": {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": "text NOT NULL DEFAULT ''"},
+    "fence": {"target": "text NOT NULL DEFAULT ''"},
+}
+
+
+def _added(table: str) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in ADDED[table].items())
+
+
+LEDGER = f"""
+CREATE TABLE IF NOT EXISTS {{ledger}} (
+    pipeline text NOT NULL, sink text NOT NULL, batch bigint NOT NULL, part text NOT NULL, attempt integer NOT NULL,
+    incarnation bigint NOT NULL, row_count bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
+    {_added("ledger")},
+    PRIMARY KEY (pipeline, sink, batch, part)
+)
+"""
+#: How long to wait for a table that a transaction has locked; others wait behind us.
+ADD_WAIT = "SET LOCAL lock_timeout = '1s'"
+FENCE = f"""
+CREATE TABLE IF NOT EXISTS {{fence}} (
+    pipeline text NOT NULL, sink text NOT NULL, incarnation bigint NOT NULL, name text NOT NULL, {_added("fence")},
+    PRIMARY KEY (pipeline, sink)
+)
+"""
+#: A domain is as good as the type below it, and may be a domain itself. Of numeric(p, s) the lower bits are the scale.
+COLUMNS = """
+WITH RECURSIVE below (attnum, type, typmod, required) AS (
+    SELECT attnum, atttypid, atttypmod, attnotnull FROM pg_attribute
+    WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT attnum, d.typbasetype, d.typtypmod, required OR d.typnotnull AND d.typdefault IS NULL
+    FROM below JOIN pg_type d ON d.oid = type AND d.typtype = 'd'
+)
+SELECT a.attname, t.typname, t.typtype::text, coalesce(e.typname, ''), t.typelem,
+       required AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' OR a.attidentity = 'a',
+       format_type(a.atttypid, a.atttypmod), coalesce(e.typtype::text, 'b'),
+       CASE WHEN 'numeric' IN (t.typname, e.typname) AND typmod >= 4 THEN ((typmod - 4) & 2047 # 1024) - 1024 END
+FROM below JOIN pg_attribute a ON a.attrelid = to_regclass(%(table)s) AND a.attnum = below.attnum
+JOIN pg_type t ON t.oid = type AND t.typtype <> 'd'
+LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
+ORDER BY a.attnum
+"""
+
+
+@dataclass(frozen=True)
+class Place(SqlPlace):
+    """A database, a schema in it, and how long to wait for either."""
+
+    def quoted(self, identifier: str) -> str:
+        return quote(identifier)
+
+    def connect(self, application: str) -> psycopg.Connection[Any]:
+        """A connection in autocommit, whose open transaction nobody ends for being idle or long."""
+        client = psycopg_()
+        kind = connection_type()
+        # Zero would mean to wait forever.
+        milliseconds = str(int(min(max(self.timeout_s * 1000, 1), MILLISECONDS_MAX)))
+        seconds = max(2, int(milliseconds) // 1000)
+        try:
+            connection: psycopg.Connection[Any] = kind.connect(
+                self.url,
+                autocommit=True,
+                prepare_threshold=None,
+                application_name=application,
+                connect_timeout=max(2, int(limited(seconds))),
+                # A machine that vanished is noticed after about that time, too.
+                tcp_user_timeout=milliseconds,
+                keepalives_idle=max(1, seconds // 2),
+                keepalives_interval=max(1, seconds // 6),
+                keepalives_count=3,
+            )
+        except client.OperationalError as error:
+            text = one_line(error)
+            if LOGIN_REFUSED.search(text):
+                raise ConfigError(f"PostgreSQL refused the login: {text}.", remedy="Correct the url.") from None
+            raise SinkUnavailable(f"PostgreSQL cannot be reached: {text}.") from None
+        except client.ProgrammingError as error:
+            # The text may hold the url.
+            raise ConfigError("The url of a Postgres sink cannot be read.", remedy=URL_REMEDY) from error.__cause__
+        try:
+            connection.execute(SESSION, (milliseconds, UNLIMITED))
+        except client.Error as error:
+            connection.close()
+            if isinstance(error, client.OperationalError):
+                raise SinkUnavailable(f"PostgreSQL cannot be reached: {one_line(error)}.") from None
+            raise ConfigError(f"PostgreSQL does not take the settings of a session: {one_line(error)}.") from None
+        return connection
+
+
+@cache
+def connection_type() -> Any:
+    """psycopg's connection, but one that waits for an answer no longer than `semel.deadline` says.
+
+    No setting of the server does that. A COMMIT that waits for a synchronous standby does not end by
+    `statement_timeout` (SyncRepWaitForLSN), and a server that has stopped ends nothing. So it is the client that gives
+    up: it closes the connection, and what became of the statement is not known. It is not cancelled: a COMMIT that is
+    cancelled while it waits for a standby becomes visible without it.
+    """
+    client = psycopg_()
+
+    class Connection(client.Connection):  # type: ignore[misc, name-defined] # the client is imported late
+        def wait(self, gen: Any, *values: Any, **named: Any) -> Any:
+            left = seconds_left()
+            if left is None:
+                return super().wait(gen, *values, **named)
+            try:
+                return super().wait(_until(gen, time.monotonic() + left), *values, **named)
+            except TimeoutError:
+                self.close()
+                raise client.OperationalError(f"no answer within {left:.0f} s") from None
+
+    return Connection
+
+
+def _until(gen: Any, give_up_at: float) -> Generator[Any, Any, Any]:
+    """The steps of a call to the server. The client looks in now and then, also when nothing has come."""
+    try:
+        step = next(gen)
+        while True:
+            ready = yield step
+            if not ready and time.monotonic() > give_up_at:
+                raise TimeoutError
+            step = gen.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+URL_REMEDY = (
+    "Write it as postgresql://user:password@host:5432/database, with %40 for @ and %2F for / in a password, "
+    "or as `host=... dbname=...`."
+)
+
+
+def refuse_torn_url(url: str) -> None:
+    """Refuse a url whose password has a bare @ or /: part of it would be taken for a host, and be shown."""
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    if scheme in ("postgresql", "postgres") and (authority.count("@") > 1 or "@" in path.partition("?")[0]):
+        raise ConfigError("The url of a Postgres sink cannot be read.", remedy=URL_REMEDY)
+
+
+def execute(
+    connection: psycopg.Connection[Any], sql: str, values: Sequence[Any] = (), **names: str
+) -> list[tuple[Any, ...]]:
+    """The rows of a statement; of one that has none, how many rows it changed."""
+    cursor = connection.execute(with_names(sql, values, names), tuple(values) or None)
+    return cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
+
+
+def columns_of(connection: psycopg.Connection[Any], table: str) -> list[Column]:
+    """The columns of a table, given by its quoted name; none when it does not exist."""
+    return [Column(*row) for row in connection.execute(COLUMNS, {"table": table}).fetchall()]
+
+
+def own_columns(run: Callable[..., list[tuple[Any, ...]]], place: SqlPlace, table: str = "ledger") -> set[str]:
+    found = run(
+        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+        (place.names[table],),
+    )
+    return {row[0] for row in found}
+
+
+def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
+    """By which a newer incarnation finds the sessions of an older one."""
+    return f"semel-{pipeline}-i{incarnation}"
+
+
+class PostgresStore(Store):
+    hides_new_tables = True
+    place: Place
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return self.place.connect(application_name(self.context.pipeline, self.context.incarnation))
+
+    def is_broken(self, connection: psycopg.Connection[Any]) -> bool:
+        return connection.closed
+
+    def run(
+        self, connection: psycopg.Connection[Any], sql: str, values: Sequence[Any] = (), **names: str
+    ) -> list[tuple[Any, ...]]:
+        return execute(connection, sql, values, **self.place.names, **names)
+
+    def prepare_natively(self, connection: psycopg.Connection[Any], branch: Branch) -> None:
+        # It may wait for a standby that is away, as a COMMIT does.
+        with within(self.place.timeout_s):
+            self.run(connection, "PREPARE TRANSACTION {gid}", gid=literal(branch))
+
+    def commented_tables(self) -> list[tuple[Any, ...]]:
+        return self.query(
+            "SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class c "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = coalesce(nullif(%s, ''), current_schema()) AND starts_with(c.relname, %s)",
+            (self.place.schema, STAGE_PREFIX),
+        )
+
+    def prepared(self) -> set[Branch]:
+        found = self.query("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+        return {branch for (gid,) in found if (branch := parse_branch(gid))}
+
+    def commit_prepared(self, branch: Branch) -> bool:
+        return self._end_prepared("COMMIT", branch)
+
+    def roll_back_prepared(self, branch: Branch) -> None:
+        self._end_prepared("ROLLBACK", branch)
+
+    def _end_prepared(self, verb: str, branch: Branch) -> bool:
+        try:
+            self.query(f"{verb} PREPARED {{gid}}", gid=literal(branch))
+        except psycopg_().errors.UndefinedObject:
+            return False
+        return True
+
+    def end_older_sessions(self) -> None:
+        deadline = time.monotonic() + SESSION_END_S_MAX
+        while older := self._older_sessions():
+            for pid in older:
+                self.query("SELECT pg_terminate_backend(%s)", (pid,))
+            if time.monotonic() > deadline:
+                raise SinkUnavailable(
+                    f"Sessions of an older incarnation of this pipeline do not end: processes {older} of PostgreSQL.",
+                    remedy="End them with pg_terminate_backend, then start the pipeline again.",
+                )
+            time.sleep(SESSION_END_PAUSE_S)
+
+    def _older_sessions(self) -> list[int]:
+        prefix = application_name(self.context.pipeline, Incarnation(0))[:-1]
+        found = self.query(
+            "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database() "
+            "AND usename = current_user AND starts_with(application_name, %s)",
+            (prefix,),
+        )
+        numbered = [(pid, name.removeprefix(prefix)) for pid, name in found]
+        return [pid for pid, number in numbered if number.isdigit() and int(number) < self.context.incarnation]
+
+    def create_bookkeeping(self) -> None:
+        if self.has_bookkeeping():
+            self._add_columns("ledger", self.ledger_columns())
+            self._add_columns("fence", self.fence_columns())
+            return
+        with self.transaction() as run:
+            run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
+            run(LEDGER)
+            run(FENCE)
+
+    def _add_columns(self, table: str, found: set[str]) -> None:
+        """With a default that is a constant, PostgreSQL rewrites no row for it."""
+        missing = ADDED[table].keys() - found
+        if not missing:
+            return
+        try:
+            with self.transaction() as run:
+                run(ADD_WAIT)
+                columns = (f"ADD COLUMN IF NOT EXISTS {name} {ADDED[table][name]}" for name in sorted(missing))
+                run(f"ALTER TABLE {{{table}}} {{columns}}", columns=", ".join(columns))
+        except psycopg_().Error as error:
+            _LOG.info("semel_%s keeps the form of semel 0.1 until a later start: %s", table, one_line(error))
+
+    def ledger_columns(self) -> set[str]:
+        return own_columns(self.query, self.place)
+
+    def fence_columns(self) -> set[str]:
+        return own_columns(self.query, self.place, "fence")
+
+    def has_bookkeeping(self) -> bool:
+        names = self.place.names
+        found = self.query("SELECT to_regclass(%s), to_regclass(%s)", (names["ledger"], names["fence"]))
+        return None not in found[0]
+
+
+def quote(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def literal(name: Branch | str) -> str:
+    """The names of branches and their pieces have neither quotes nor backslashes."""
+    return f"'{name}'"
+
+
+def psycopg_() -> Any:
+    try:
+        import psycopg
+    except ImportError:
+        raise MissingExtra("The Postgres sink needs psycopg, which is not installed.", extra="postgres") from None
+    return psycopg
+
+
+def one_line(error: Any) -> str:
+    """What the server said: the message, the detail that names the key, and where in a COPY it was."""
+    said = getattr(error, "diag", None)
+    lines = [said.message_primary, said.message_detail, said.context] if said and said.message_primary else []
+    text = "; ".join(line.strip().splitlines()[0].rstrip(".") for line in lines if line and line.strip())
+    return text or " ".join(str(error).split()).rstrip(".")

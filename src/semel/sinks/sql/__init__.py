@@ -1,0 +1,1 @@
+"""What the sinks for SQL databases share."""

@@ -1,0 +1,5 @@
+"""SQLite, the embedded default."""
+
+from semel.sinks.sqlite.sink import Sqlite
+
+__all__ = ["Sqlite"]
