@@ -38,7 +38,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 #: What an extra is for, beside sinks.
 MODULES = {
     "cli": ["semel.cli.run", "semel.cli.dev", "semel.cli.model", "semel.cli.display"],
-    "spark": ["pyspark.sql", "pandas", "semel.run.session", "semel.runtime.spark"],
+    "spark": ["pyspark.sql", "pandas", "semel.run.session", "semel.runtime.foreach_batch"],
 }
 #: What makes more of another extra. Their own tests look at what is said where they are missing.
 NOT_ALONE = ("kafka-kerberos", "kafka-msk", "verify-power")

@@ -15,7 +15,7 @@ from semel.audit.run import exit_code
 from semel.ids import Attempt, Branch, Incarnation, pipeline_id
 from semel.protocol.events import Aborted, Committable, Decided, Started
 from semel.protocol.plans import Plan, PlannedFile, digest_of
-from semel.sinks.base import NOTHING_KNOWN, UNSAID, Evidence, Mark
+from semel.sinks.evidence import NOTHING_KNOWN, UNSAID, Evidence, Mark
 
 US = pipeline_id("01234567-89ab-cdef-0123-456789abcdef")
 ROWS = 10

@@ -11,7 +11,8 @@ import pytest
 from semel.audit.journals import is_marked_by_the_sink, proves
 from semel.errors import CorruptRecord, SinkUnavailable
 from semel.ids import Incarnation
-from semel.sinks.base import NOTHING_KNOWN, UNSAID, Sink
+from semel.sinks.base import Sink
+from semel.sinks.evidence import NOTHING_KNOWN, UNSAID
 from semel.sinks.files import Files
 from semel.sinks.memory import Memory
 from semel.sinks.postgres import Postgres

@@ -12,8 +12,8 @@ from semel.ids import Attempt, parse_branch
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql.ids import due_table, seen_table
-from semel.sinks.mysql.store import parse_xid
 from semel.sinks.mysql.url import settings_of
+from semel.sinks.mysql.xa import parse_xid
 from semel.sinks.sql.store import stage_table
 from tests.contract.harness import Harness, Rows, stage
 

@@ -16,7 +16,8 @@ from semel.protocol.events import Committable, Decided, Started
 from semel.runtime.beginning import check_beginnings
 from semel.runtime.plans import SparkPlans
 from semel.runtime.startup import start_exactly_once
-from semel.sinks.base import Evidence, Mark, Sink
+from semel.sinks.base import Sink
+from semel.sinks.evidence import Evidence, Mark
 from tests.planned import offsets
 
 PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")

@@ -13,7 +13,7 @@ import pytest
 import semel
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.runtime.arrow import ArrowLimit
-from semel.runtime.spark import keeps_order, stage_rows
+from semel.runtime.staging import keeps_order, stage_rows
 from semel.sinks.base import Capabilities, Context, Sink, StagedPart
 from semel.sinks.memory import memory_table
 

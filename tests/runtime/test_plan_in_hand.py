@@ -12,7 +12,7 @@ import semel
 from semel.decisions.files import FileStore
 from semel.errors import BatchFailed, PlanRestored
 from semel.run.runner import error_in
-from semel.runtime.spark import RunningQuery
+from semel.runtime.query import RunningQuery
 from tests.runtime.test_pipeline import select
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable
 from semel.sinks.base import Context, Participant, StagedPart
 from semel.sinks.kafka.markers import Marker
+from semel.sinks.kafka.participant import KafkaParticipant
 from semel.sinks.kafka.pool import release_all
-from semel.sinks.kafka.sink import CONTROL_TOPIC, Kafka, _KafkaParticipant
+from semel.sinks.kafka.sink import CONTROL_TOPIC, Kafka
 from semel.sinks.kafka.wire.requests import LogRecord, Transaction
 from tests.contract.harness import attempt, context
 from tests.kafka_world import KafkaWorld
@@ -134,10 +135,10 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 @contextmanager
-def started(sink: Kafka, who: Context | None = None) -> Iterator[_KafkaParticipant]:
+def started(sink: Kafka, who: Context | None = None) -> Iterator[KafkaParticipant]:
     """A participant as a start of the pipeline leaves it: fenced, and closed in the end."""
     participant = sink.participant(who or context())
-    assert isinstance(participant, _KafkaParticipant)
+    assert isinstance(participant, KafkaParticipant)
     try:
         participant.fence()
         yield participant

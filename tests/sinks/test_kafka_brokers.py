@@ -20,7 +20,7 @@ from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.base import StagedPart
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka import sink as kafka_module
+from semel.sinks.kafka import participant as kafka_participant
 from semel.sinks.kafka.markers import Fate, partition_of
 from semel.sinks.kafka.topics import IN_SYNC, TRANSACTION_STATE, UNCLEAN
 from tests.contract.harness import attempt, context
@@ -127,7 +127,7 @@ def test_batches_go_on_beside_a_broker_that_is_dead(
     The others have taken over what the dead broker had, and our driver does not know that it is gone: it still has a
     connection that nobody answers.
     """
-    monkeypatch.setattr(kafka_module, "SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr(kafka_participant, "SWEEP_EVERY_S", 0.0)
     sink = three.sink(three.topic(partitions=3), timeout_s=TIMEOUT_S)
     with started(sink) as participant:
         assert participant.recover().branches == ()  # it is connected to every broker now

@@ -20,8 +20,9 @@ from semel.protocol.events import Committable, Decided, Outcome
 from semel.sinks.base import Participant
 from semel.sinks.kafka.delivery import DeliveryFailed, Failure
 from semel.sinks.kafka.markers import Fate
+from semel.sinks.kafka.participant import AMBIGUOUS
 from semel.sinks.kafka.pool import release_all, settle_all
-from semel.sinks.kafka.sink import AMBIGUOUS, Kafka
+from semel.sinks.kafka.sink import Kafka
 from semel.sinks.kafka.wire.producer import suits
 from semel.sinks.kafka.wire.requests import Transaction
 from tests.contract.harness import attempt, context

@@ -16,7 +16,8 @@ from kafka.record import MemoryRecords
 
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka.delivery import DeliveryFailed
-from semel.sinks.kafka.wire import producer as kafka_direct
+from semel.sinks.kafka.wire import batches
+from semel.sinks.kafka.wire import producer as direct
 from semel.sinks.kafka.wire.producer import DirectProducer, suits
 from semel.sinks.kafka.wire.records import BATCH_BYTES
 from semel.sinks.kafka.wire.requests import Answer, Batches, Transaction
@@ -130,12 +131,12 @@ def test_every_row_arrives_once_and_in_turn(
 ) -> None:
     brokers = Brokers(seed, trouble, batch_bytes_max)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_direct, "PAUSE_S", 0.0)
-        patch.setattr(kafka_direct, "PAUSE_S_MAX", 0.0)
-        patch.setattr(kafka_direct, "POLL_S", 0.001)
-        patch.setattr(kafka_direct, "WAITING_BYTES_MAX", 1_000)
-        patch.setattr(kafka_direct, "ROWS_PER_STEP", step)
-        patch.setattr(kafka_direct, "STEP_BYTES_MAX", 1_000)
+        patch.setattr(direct, "PAUSE_S", 0.0)
+        patch.setattr(direct, "PAUSE_S_MAX", 0.0)
+        patch.setattr(direct, "POLL_S", 0.001)
+        patch.setattr(direct, "WAITING_BYTES_MAX", 1_000)
+        patch.setattr(batches, "ROWS_PER_STEP", step)
+        patch.setattr(batches, "STEP_BYTES_MAX", 1_000)
         mine = producer(brokers, batch_size="300")
         start = 0
         for size in sizes:
@@ -166,7 +167,7 @@ def test_batches_are_filled_whatever_the_steps_that_their_rows_come_in() -> None
     brokers = Brokers()
     mine = producer(brokers, batch_size="1000")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_direct, "ROWS_PER_STEP", 7)
+        patch.setattr(batches, "ROWS_PER_STEP", 7)
         mine.send("t", columns(*range(0, 500, 5)), 100)  # all to one partition
         mine.flush(20)
     # Of each row are counted a key of 1 byte, a value of 10, and 32 for what is around them.

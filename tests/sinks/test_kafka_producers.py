@@ -22,10 +22,11 @@ from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka import pool as kafka_producers
+from semel.sinks.kafka import pool as pools
 from semel.sinks.kafka.delivery import DeliveryFailed, Failure
+from semel.sinks.kafka.ids import Lease, Use, id_pattern
 from semel.sinks.kafka.markers import Fate
-from semel.sinks.kafka.pool import WARM_MAX, Lease, Pool, Ready, Use, id_pattern
+from semel.sinks.kafka.pool import WARM_MAX, Pool, Ready
 from semel.sinks.kafka.wire.requests import LogRecord
 from tests.contract.harness import OTHERS, OURS, attempt
 from tests.sinks.kafka_rig import Rig, prepare, records_of, stage_one, started
@@ -177,7 +178,7 @@ def use_fakes(patch: pytest.MonkeyPatch) -> None:
         assert not by_row
         return FakeProducer(conf)
 
-    patch.setattr(kafka_producers, "make_producer", make)
+    patch.setattr(pools, "make_producer", make)
     FakeProducer.made, FakeProducer.dropped, FakeProducer.fail = [], [], False
     FakeProducer.gate = threading.Event()
     FakeProducer.gate.set()
@@ -334,7 +335,7 @@ def test_producers_made_ahead_hold_nothing_open(rig: Rig) -> None:
         for batch in range(3):
             for committable in prepare(participant, sink, attempt(batch), records_of(batch)):
                 participant.commit(committable)
-        kafka_producers.settle_all()
+        pools.settle_all()
         assert rig.open_ids() == []
 
 
@@ -345,8 +346,8 @@ def test_a_producer_that_was_fenced_while_it_waited_fails_its_batch_and_not_the_
     with started(sink) as participant:
         for committable in prepare(participant, sink, attempt(0), records_of(0)):
             participant.commit(committable)
-        kafka_producers.settle_all()
-        (pool,) = kafka_producers._POOLS.values()
+        pools.settle_all()
+        (pool,) = pools._POOLS.values()
         for warm in pool._warm:
             made = warm.result()
             assert made is not None
@@ -368,7 +369,7 @@ def test_a_branch_is_left_open_by_its_task_and_ended_by_the_driver(rig: Rig) -> 
             batch = batch.append_column("timestamp", pa.array([None], pa.timestamp("us")))
         with started(sink) as participant:
             part = stage_one(sink, Branch(attempt(), sink.name, 0, 0), batch)
-            kafka_producers.release_all()
+            pools.release_all()
             assert rig.marker(str(part.branch)).fate is Fate.OPEN
             (committable,) = participant.prepare(attempt(), [part])
             assert participant.commit(committable) is Outcome.COMMITTED

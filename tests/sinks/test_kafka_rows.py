@@ -16,7 +16,7 @@ from semel.dev.kafka import KafkaCluster
 from semel.errors import ConfigError
 from semel.ids import Branch
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka.pool import RowProducer, make_producer
+from semel.sinks.kafka.producers import RowProducer, make_producer
 from semel.sinks.kafka.rows import rows_by_topic
 from semel.sinks.kafka.wire.producer import DirectProducer, suits
 from semel.sinks.kafka.wire.requests import LogRecord

@@ -263,7 +263,7 @@ def test_what_a_retried_task_left_open_is_ended_with_its_batch(rig: Rig) -> None
 
 def test_a_running_pipeline_sweeps_now_and_then(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an older incarnation's task prepares after the sweep at start holds up readers: it is ended in passing."""
-    monkeypatch.setattr("semel.sinks.kafka.sink.SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr("semel.sinks.kafka.participant.SWEEP_EVERY_S", 0.0)
     topic = rig.topic()
     sink = rig.sink(topic)
     with started(sink, context(2)) as participant:
@@ -275,7 +275,7 @@ def test_a_running_pipeline_sweeps_now_and_then(rig: Rig, monkeypatch: pytest.Mo
 
 def test_a_newer_incarnation_is_left_alone_by_the_sweep(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A zombie that was paused in a batch must not end what its successor has prepared."""
-    monkeypatch.setattr("semel.sinks.kafka.sink.SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr("semel.sinks.kafka.participant.SWEEP_EVERY_S", 0.0)
     sink = rig.sink(rig.topic())
     with started(sink) as zombie:
         parts = stage(sink, attempt(0), records_of(1))

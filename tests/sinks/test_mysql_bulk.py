@@ -16,13 +16,15 @@ from semel.errors import BatchFailed, ConfigError, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql import store as mysql_store
 from semel.sinks.mysql import wire as mysql_wire
-from semel.sinks.mysql.connection import Field, Inserts, LoadData, Loader
+from semel.sinks.mysql import xa as mysql_xa
+from semel.sinks.mysql.connection import execute, runner
 from semel.sinks.mysql.loaders import bulk as mysql_bulk
+from semel.sinks.mysql.loaders.base import Field, Loader
 from semel.sinks.mysql.loaders.bulk import Bulk, binary, encode
 from semel.sinks.mysql.loaders.packed import Packer
-from semel.sinks.mysql.store import columns_of, execute, runner
+from semel.sinks.mysql.loaders.text import Inserts, LoadData
+from semel.sinks.mysql.store import columns_of
 from semel.sinks.mysql.types import DAYS, Column, Unfit, encoder
 from semel.sinks.mysql.writer import MySqlWriter
 from tests.contract.harness import attempt
@@ -330,7 +332,7 @@ def test_a_request_may_be_larger_than_a_packet_of_the_protocol(
 ) -> None:
     """Which ends at 16 MiB: then another one follows, of no bytes if need be."""
     # A server with little time needs long to free buffers of this size.
-    monkeypatch.setattr(mysql_store, "LET_GO_S", 0.5)
+    monkeypatch.setattr(mysql_xa, "LET_GO_S", 0.5)
     sizes = requests(monkeypatch)
     sink = secure.sink("xa", table=f"{secure.table}_large", name="large")
     beside = 4 + 2 + 2 * 2 + 9 + 1 + 9 + 1  # statement, flags, types, id, null or not, size; the command itself

@@ -20,6 +20,7 @@ from semel.errors import BatchFailed, ConfigError, MissingExtra, SemelError, Sin
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.mysql import MySql
+from semel.sinks.mysql import connection as mysql_connection
 from semel.sinks.mysql import store as mysql_store
 from semel.sinks.mysql import wire as mysql_wire
 from semel.sinks.mysql.url import settings_of
@@ -181,7 +182,7 @@ def test_servers_that_are_too_old_are_refused(db: Database, version: str, fits: 
             return version
 
     with closing(db.sink().place.connect()) as connection:
-        run = mysql_store.runner(connection, db.sink().place)
+        run = mysql_connection.runner(connection, db.sink().place)
         if fits:
             db.sink()._check_server(Old(), run)
         else:
@@ -253,8 +254,8 @@ def _snapshot_isolation(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
     Requests that tasks have stored read nothing, so they are never too late: that takes a plain stage.
     """
-    settings = f"{mysql_store.MARIADB_SESSION}, innodb_snapshot_isolation = ON"
-    monkeypatch.setattr(mysql_store, "MARIADB_SESSION", settings)
+    settings = f"{mysql_connection.MARIADB_SESSION}, innodb_snapshot_isolation = ON"
+    monkeypatch.setattr(mysql_connection, "MARIADB_SESSION", settings)
     if request.node.callspec.params["failure"] == CHANGED:
         monkeypatch.setattr(mysql_wire, "WANTED", 0)
 

@@ -18,14 +18,16 @@ import pytest
 from semel.dev.mariadb import MariaDbServer
 from semel.errors import BatchFailed, ConfigError
 from semel.protocol.events import Outcome
-from semel.sinks.mysql import connection as mysql_load
-from semel.sinks.mysql import store as mysql_store
+from semel.sinks.mysql import connection as mysql_connection
 from semel.sinks.mysql import wire as mysql_wire
-from semel.sinks.mysql.connection import Field, Inserts, LoadData, Loader
+from semel.sinks.mysql.connection import Place
+from semel.sinks.mysql.loaders import base as mysql_loaders
 from semel.sinks.mysql.loaders import bulk as mysql_bulk
+from semel.sinks.mysql.loaders import text as mysql_text
+from semel.sinks.mysql.loaders.base import Field, Loader
 from semel.sinks.mysql.loaders.bulk import Bulk
 from semel.sinks.mysql.loaders.packed import Packer
-from semel.sinks.mysql.store import Place
+from semel.sinks.mysql.loaders.text import Inserts, LoadData
 from semel.sinks.mysql.types import Column, encoder
 from semel.sinks.mysql.writer import MySqlWriter
 from tests.contract.harness import attempt
@@ -137,9 +139,9 @@ def test_large_values(db: Database, mode: str) -> None:
 
 def test_many_rows_go_in_several_statements(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mysql_wire, "WANTED", 0)
-    monkeypatch.setattr(mysql_load, "LOAD_BYTES_MAX", 10_000)
-    monkeypatch.setattr(mysql_load, "BATCH_BYTES_MAX", 50_000)
-    monkeypatch.setattr(mysql_load, "PACKET_BYTES_MAX", 1_000)
+    monkeypatch.setattr(mysql_text, "LOAD_BYTES_MAX", 10_000)
+    monkeypatch.setattr(mysql_loaders, "BATCH_BYTES_MAX", 50_000)
+    monkeypatch.setattr(mysql_text, "PACKET_BYTES_MAX", 1_000)
     write(db.sink(), [rows(*((n, f"row {n}") for n in range(20_000))), rows(*((n, "x") for n in range(100)))])
     assert db.rows("count(*), sum(id), count(DISTINCT text)", "1") == [(20_100, 199_990_000 + 4_950, 20_001)]
 
@@ -254,7 +256,7 @@ def going(way: str, db: Database, own_server: MariaDbServer, monkeypatch: pytest
 def test_every_way_in_gives_the_same_rows(
     db: Database, own_server: MariaDbServer, noted: list[type[Loader]], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mysql_load, "INSERT_BYTES_MAX", 5_000)
+    monkeypatch.setattr(mysql_text, "INSERT_BYTES_MAX", 5_000)
     monkeypatch.setattr(mysql_bulk, "BULK_BYTES_MAX", 5_000)
     found = []
     for way in WAYS:
@@ -350,7 +352,7 @@ def test_a_hostile_server_that_asks_for_a_file_gets_nothing(when: bytes) -> None
     assert encode is not None
     loader = LoadData(connection, "`t`", [Field("x", encode, text)], 2**20)
     loader.add(column(["our own rows"], pa.string()))
-    ask = loader.flush if when == b"LOAD DATA" else lambda: mysql_store.execute(connection, "SELECT 1")
+    ask = loader.flush if when == b"LOAD DATA" else lambda: mysql_connection.execute(connection, "SELECT 1")
     with pytest.raises(ConfigError, match="asked for a file of this machine that nobody offered: '/etc/passwd'"):
         ask()
     server.join(10)

@@ -14,9 +14,11 @@ from semel.dev.mariadb import MariaDbServer
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation
 from semel.protocol.events import Outcome
-from semel.sinks.mysql import connection as mysql_load
-from semel.sinks.mysql import store as mysql_store
-from semel.sinks.mysql.store import FREE, HELD, VISIBLE, Place, end_prepared, fate, parse_xid, xid
+from semel.sinks.mysql import connection as mysql_connection
+from semel.sinks.mysql import xa as mysql_xa
+from semel.sinks.mysql.connection import Place
+from semel.sinks.mysql.loaders import base as mysql_loaders
+from semel.sinks.mysql.xa import FREE, HELD, VISIBLE, end_prepared, fate, parse_xid, xid
 from tests.contract.harness import OURS, attempt, context
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
 from tests.sinks.participants import prepare, rows, started
@@ -54,8 +56,8 @@ def test_what_another_format_or_length_says_is_somebody_elses() -> None:
     gtrid, bqual = (part.strip("'") for part in xid(Branch(attempt(), "orders", 0, 0)).split(","))
     data = (gtrid + bqual).encode()
     listed = [(2, len(gtrid), len(bqual), data), (1, len(gtrid) - 1, len(bqual) + 1, data), (1, 1, 1, b"\xff\xff")]
-    assert mysql_store.prepared_branches(lambda _: listed) == set()
-    assert mysql_store.prepared_branches(lambda _: [(1, len(gtrid), len(bqual), data)]) != set()
+    assert mysql_xa.prepared_branches(lambda _: listed) == set()
+    assert mysql_xa.prepared_branches(lambda _: [(1, len(gtrid), len(bqual), data)]) != set()
 
 
 def test_an_answer_of_the_server_is_proven_by_the_ledger(db: Database) -> None:
@@ -68,14 +70,14 @@ def test_an_answer_of_the_server_is_proven_by_the_ledger(db: Database) -> None:
     place = Place(db.url, "", 10)
     outcomes = []
     with closing(place.connect()) as connection:
-        run = mysql_store.runner(connection, place)
+        run = mysql_connection.runner(connection, place)
         for number in range(150):
             branch = Branch(attempt(1, number), sink.name, 0, 0)
             with place.connect() as task:
-                its = mysql_store.runner(task, place)
+                its = mysql_connection.runner(task, place)
                 its(f"XA START {xid(branch)}")
                 its(f"INSERT INTO {db.table} VALUES (%s, 'x')", (number + 1,))  # noqa: S608 - ours
-                mysql_store_mark(its, branch)
+                write_ledger_row(its, branch)
                 its(f"XA END {xid(branch)}")
                 its(f"XA PREPARE {xid(branch)}")
             known = end_prepared(place, run, "COMMIT", branch)
@@ -87,7 +89,7 @@ def test_an_answer_of_the_server_is_proven_by_the_ledger(db: Database) -> None:
     assert db.staged() == []
 
 
-def mysql_store_mark(run: Any, branch: Branch) -> None:
+def write_ledger_row(run: Any, branch: Branch) -> None:
     from semel.sinks.sql.participant import write_mark
 
     write_mark(run, branch.sink, branch.attempt, str(branch), 1)
@@ -100,8 +102,8 @@ def test_a_transaction_that_lost_its_name_is_rolled_back_and_not_taken_for_commi
     branch = Branch(attempt(), "orders", 0, 0)
     answers = iter([HELD, FREE])
     freed: list[Branch] = []
-    monkeypatch.setattr(mysql_store, "fate", lambda _run, _branch: next(answers))
-    monkeypatch.setattr(mysql_store, "_roll_back_nameless", lambda _place, _run, which: freed.append(which))
+    monkeypatch.setattr(mysql_xa, "fate", lambda _run, _branch: next(answers))
+    monkeypatch.setattr(mysql_xa, "_roll_back_nameless", lambda _place, _run, which: freed.append(which))
     asked: list[str] = []
 
     def run(sql: str, *_: Any, **__: str) -> list[tuple[Any, ...]]:
@@ -120,14 +122,14 @@ def test_a_transaction_whose_session_is_open_is_waited_for_and_never_taken_for_g
     branch = Branch(attempt(1), sink.name, 0, 0)
     place = sink.place
     task = place.connect()
-    its = mysql_store.runner(task, place)
+    its = mysql_connection.runner(task, place)
     its(f"XA START {xid(branch)}")
     its(f"INSERT INTO {db.table} VALUES (1, 'x')")  # noqa: S608 - ours
-    mysql_store_mark(its, branch)
+    write_ledger_row(its, branch)
     its(f"XA END {xid(branch)}")
     its(f"XA PREPARE {xid(branch)}")
     with closing(place.connect()) as connection:
-        run = mysql_store.runner(connection, place)
+        run = mysql_connection.runner(connection, place)
         with pytest.raises(SinkUnavailable, match=r"still holds the rows of semel-.* and lets nobody end it"):
             end_prepared(place, run, "COMMIT", branch)
         assert fate(run, branch) == HELD
@@ -216,9 +218,9 @@ def test_tasks_take_turns_where_all_append_to_the_end_of_a_table(db: Database, c
 def test_a_task_that_waits_too_long_for_its_turn_goes_ahead(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     db.create("id bigint, text varchar(9)")
     sink = db.sink("xa", create=False)
-    monkeypatch.setattr(mysql_load, "TURN_S_MAX", 0)
+    monkeypatch.setattr(mysql_loaders, "TURN_S_MAX", 0)
     with started(sink) as participant, db.session() as other:
-        other.execute("SELECT GET_LOCK(%s, 0)", (mysql_load.turn_of(sink.target),))
+        other.execute("SELECT GET_LOCK(%s, 0)", (mysql_loaders.turn_of(sink.target),))
         assert other.fetchall() == ((1,),)
         assert commit(participant, prepare(participant, sink, attempt(), rows((1, "a")))) is Outcome.COMMITTED
     assert db.rows() == [(1, "a")]

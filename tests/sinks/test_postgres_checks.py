@@ -20,7 +20,7 @@ from semel.errors import BatchFailed, ConfigError, Refused, SchemaMismatch, Seme
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.runtime.arrow import ArrowLimit
-from semel.runtime.spark import stage_rows
+from semel.runtime.staging import stage_rows
 from semel.sinks.postgres import Postgres
 from tests.contract.harness import attempt, context
 from tests.sinks.participants import prepare, rows, started

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from semel.dev.postgres import PostgresServer
 from semel.sinks.postgres import copy as postgres_copy
+from semel.sinks.postgres.connection import quote
 from semel.sinks.postgres.copy import HEADER, TRAILER, Unfit, encode_rows
-from semel.sinks.postgres.store import columns_of, quote
+from semel.sinks.postgres.store import columns_of
 from semel.sinks.postgres.types import encoder
 
 UTC = timezone.utc

@@ -15,9 +15,10 @@ import pytest
 from semel.errors import ConfigError, Fenced, SinkUnavailable
 from semel.sinks.kafka import Kafka
 from semel.sinks.mysql import MySql
+from semel.sinks.mysql import connection as mysql_connection
 from semel.sinks.mysql import store as mysql_store
 from semel.sinks.postgres import Postgres
-from semel.sinks.postgres import store as postgres_store
+from semel.sinks.postgres import connection as postgres_connection
 from semel.sinks.sql.sink import SqlSink
 from tests.contract.harness import OTHERS, context
 from tests.sinks import mysql_rig, postgres_rig
@@ -143,10 +144,10 @@ def test_what_does_not_share_a_transaction_may_differ(kind: str) -> None:
 def test_a_session_that_cannot_be_set_up_is_closed_and_is_no_fault_of_the_url(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store: Any = postgres_store if world.kind == "postgres" else mysql_store
+    module: Any = postgres_connection if world.kind == "postgres" else mysql_connection
     # As many parameters as there are, and nothing that a server knows.
     monkeypatch.setattr(
-        store, "SESSION", "SELECT nonsense(%s, %s)" if world.kind == "postgres" else "SET nonsense = %s, %s, %s"
+        module, "SESSION", "SELECT nonsense(%s, %s)" if world.kind == "postgres" else "SET nonsense = %s, %s, %s"
     )
     before = world.sessions()
     with pytest.raises((ConfigError, SinkUnavailable)) as caught, started(world.sink):
@@ -172,7 +173,7 @@ def test_a_connection_that_breaks_while_it_is_set_up_is_to_be_tried_again(
     if world.kind == "postgres":
         monkeypatch.setattr(psycopg.Connection, "execute", broken)
     else:
-        monkeypatch.setattr(mysql_store.Place, "_set_up", broken)
+        monkeypatch.setattr(mysql_connection.Place, "_set_up", broken)
     with pytest.raises(SinkUnavailable, match=r"cannot be reached: gone") as caught, started(world.sink):
         pytest.fail("it started")
     assert caught.value
@@ -184,7 +185,7 @@ def test_a_connection_whose_lock_fails_is_closed(mariadb_server: Any, monkeypatc
     database = mysql_rig.Database(mariadb_server.url)
     world = World("mysql", database, database.sink())
     before = world.sessions()
-    plain = mysql_store.execute
+    plain = mysql_connection.execute
 
     def refused(connection: Any, sql: str, *rest: Any, **names: str) -> Any:
         if "GET_LOCK" in sql:

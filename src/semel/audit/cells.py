@@ -7,7 +7,7 @@ from dataclasses import replace
 from semel.audit.facts import Facts, SinkFacts
 from semel.audit.journals import Decision, is_marked_by_the_sink, proves
 from semel.audit.results import Cell, Row
-from semel.sinks.base import UNSAID, Mark
+from semel.sinks.evidence import UNSAID, Mark
 
 
 def sinks_of(facts: Facts, decision: Decision) -> list[SinkFacts]:

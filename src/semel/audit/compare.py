@@ -10,7 +10,7 @@ from semel.audit.cells import cell_of, sinks_of
 from semel.audit.facts import EXACTLY_ONCE, BatchFacts, Facts
 from semel.audit.journals import read_decision
 from semel.audit.results import Audit, Cell, Finding, Row, batches_in_words
-from semel.sinks.base import NOTHING_KNOWN
+from semel.sinks.evidence import NOTHING_KNOWN
 
 #: What no audit of markers can say.
 LIMITS = (

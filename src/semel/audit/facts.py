@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from semel.protocol.events import Journal
-from semel.sinks.base import Evidence
+from semel.sinks.evidence import Evidence
 
 EXACTLY_ONCE = "exactly-once"
 

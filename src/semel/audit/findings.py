@@ -10,7 +10,7 @@ from semel.audit.journals import proves
 from semel.audit.results import Cell, Finding, Row
 from semel.ids import Branch
 from semel.protocol.invariants import nothing_early, nothing_torn
-from semel.sinks.base import UNSAID, Evidence, Mark
+from semel.sinks.evidence import UNSAID, Evidence, Mark
 
 NAMED_MAX = 3
 

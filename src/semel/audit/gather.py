@@ -22,7 +22,7 @@ from semel.ids import PipelineId
 from semel.protocol.events import Journal
 from semel.protocol.plans import digest_of
 from semel.runtime.batch import BATCHES_KEPT, TIDY_EVERY_BATCHES
-from semel.runtime.spark import Checkpoint
+from semel.runtime.checkpoint import Checkpoint
 from semel.sinks.base import Sink
 
 #: Spark keeps a hundred or so unless it is told otherwise.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from semel.protocol.events import Committable, Decided, Journal, Started
 from semel.protocol.invariants import decision_names_one_attempt, decision_takes_the_next_slot
-from semel.sinks.base import Mark
+from semel.sinks.evidence import Mark
 
 
 @dataclass(frozen=True)

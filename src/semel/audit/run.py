@@ -15,9 +15,9 @@ from semel.errors import CheckpointError, ConfigError, SemelError
 from semel.run.loading import load_pipelines, split_target
 from semel.run.runner import told_as_config_error
 from semel.run.session import SparkSettings, open_session
+from semel.runtime.checkpoint import Checkpoint
 from semel.runtime.checks import check_sinks
 from semel.runtime.pipeline import Pipeline, StreamWriter
-from semel.runtime.spark import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,22 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semel import errors
-from semel.errors import (
-    CheckpointError,
-    CommitStalled,
-    ConfigError,
-    Fenced,
-    PlanRestored,
-    QueryStopped,
-    SemelError,
-)
+from semel.errors import CheckpointError, CommitStalled, ConfigError, Fenced, PlanRestored, QueryStopped, SemelError
 from semel.run.loading import load_pipelines, place_and_error, split_target
 from semel.run.session import SparkSettings, open_session
 from semel.runtime.batch import PLAN_OVERWRITTEN, Report
+from semel.runtime.checkpoint import Checkpoint
 from semel.runtime.commits import Waiting, finished
 from semel.runtime.handover import HANDOVER
 from semel.runtime.pipeline import STOP_S_MAX, Pipeline, Running, StreamWriter
-from semel.runtime.spark import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,7 +25,7 @@ from semel.decisions.log import DecisionLog
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from semel.runtime.spark import BatchFunction
+    from semel.runtime.foreach_batch import BatchFunction
 
 _LOG = logging.getLogger("semel")
 

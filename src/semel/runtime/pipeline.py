@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from semel.errors import ConfigError, SemelError
 from semel.runtime.batch import Limits
+from semel.runtime.checkpoint import Checkpoint
 from semel.runtime.checks import (
     Guarantee,
     check_executors,
@@ -21,8 +22,10 @@ from semel.runtime.checks import (
 )
 from semel.runtime.commits import Waiting, finished
 from semel.runtime.durability import power_loss_safe
+from semel.runtime.foreach_batch import BatchFunction, Listener
 from semel.runtime.handover import Watch
-from semel.runtime.spark import CHECKPOINT_DEFAULT, BatchFunction, Checkpoint, Listener, check_rows
+from semel.runtime.query import CHECKPOINT_DEFAULT
+from semel.runtime.staging import check_rows
 from semel.sinks.base import Sink
 from semel.sources.plan import known_by, planned_sources
 

@@ -28,7 +28,8 @@ from semel.runtime.beginning import check_beginnings
 from semel.runtime.commits import Waiting
 from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run, restore_plans
-from semel.sinks.base import UNSAID, Context, Participant, Remains, Sink
+from semel.sinks.base import Context, Participant, Remains, Sink
+from semel.sinks.evidence import UNSAID
 
 CLOSE_TRIES_MAX = 100
 #: So many other pipelines that write to the same target are told by name.

@@ -13,18 +13,8 @@ from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
 from semel.simulation.line import Line
 from semel.simulation.stores import FilesStore, LedgerStore, Move, PreparedStore, SimulatedStore, StagedGone
-from semel.sinks.base import (
-    Capabilities,
-    Context,
-    Evidence,
-    Mark,
-    Participant,
-    Remains,
-    Sink,
-    StagedPart,
-    Writer,
-    committable_for,
-)
+from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.evidence import Evidence, Mark
 
 S = TypeVar("S", bound=SimulatedStore)
 T = TypeVar("T")

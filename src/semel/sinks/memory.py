@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import Fenced
 from semel.ids import Attempt, Branch, PipelineId
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import (
-    NOTHING_KNOWN,
-    UNSAID,
-    Context,
-    Evidence,
-    Mark,
-    Participant,
-    Remains,
-    Sink,
-    StagedPart,
-    Writer,
-    committable_for,
-)
+from semel.sinks.base import Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.evidence import NOTHING_KNOWN, UNSAID, Evidence, Mark
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -31,7 +31,7 @@ from semel.run.runner import Happening, exit_code, told_as_config_error
 from semel.run.session import SparkSettings, open_session
 from semel.runtime.checks import check_sinks, check_sources
 from semel.runtime.pipeline import CHECKPOINT, Pipeline, StreamWriter
-from semel.runtime.spark import arrow_schema
+from semel.runtime.staging import arrow_schema
 from semel.sinks.base import Sink
 from semel.sources.plan import PlannedSource, planned_sources
 

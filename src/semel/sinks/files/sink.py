@@ -31,18 +31,8 @@ from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkU
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import (
-    NOTHING_KNOWN,
-    Context,
-    Evidence,
-    Mark,
-    Participant,
-    Remains,
-    Sink,
-    StagedPart,
-    Writer,
-    committable_for,
-)
+from semel.sinks.base import Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.evidence import NOTHING_KNOWN, Evidence, Mark
 from semel.sinks.files.layout import (
     SUFFIX,
     Layout,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from semel.errors import SinkUnavailable
 from semel.ids import PipelineId
-from semel.sinks.base import Evidence, Mark
+from semel.sinks.evidence import Evidence, Mark
+from semel.sinks.kafka.ids import id_pattern
 from semel.sinks.kafka.markers import Fate, Marker, MarkerLog, WholeMarkerLog, partition_of
-from semel.sinks.kafka.pool import id_pattern
 from semel.sinks.kafka.wire.client import Wire
 from semel.sinks.kafka.wire.requests import Transaction
 

@@ -12,16 +12,8 @@ from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
 from semel.sinks.kafka.delivery import TOO_LARGE, UNASSIGNED, DeliveryFailed, Failure
 from semel.sinks.kafka.markers import marker_record, partition_of
-from semel.sinks.kafka.pool import (
-    BY_ITSELF,
-    LIBRDKAFKA,
-    Pool,
-    Producer,
-    Ready,
-    forget_plain_producer,
-    plain_producer,
-    pool_for,
-)
+from semel.sinks.kafka.pool import Pool, Ready, forget_plain_producer, plain_producer, pool_for
+from semel.sinks.kafka.producers import BY_ITSELF, LIBRDKAFKA, Producer
 from semel.sinks.kafka.reach import LOGIN_REMEDY, tidy
 from semel.sinks.kafka.rows import BY_ROW, rows_by_topic
 

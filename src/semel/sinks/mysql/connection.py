@@ -1,47 +1,25 @@
-"""Rows into a table: by LOAD DATA where the server lets clients send data, else by INSERT with many rows.
-
-What MariaDB takes with less effort is in mysql_bulk.
-
-The text of LOAD DATA is made from whole Arrow columns without a Python call per row. A LOAD DATA LOCAL turns errors
-into warnings, rows that break a key or a constraint it leaves out ("LOCAL" at
-https://dev.mysql.com/doc/refman/8.4/en/load-data.html), so rows and warnings are counted after each.
-"""
+"""A connection to MySQL or MariaDB: the client, its settings, and how statements run on it."""
 
 from __future__ import annotations
 
-import hashlib
-import secrets
+import re
+import socket
 import ssl
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import Any
 
-from semel.errors import ConfigError, MissingExtra
+from semel.deadline import limited
+from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.sinks.mysql import wire as mysql_wire
-from semel.sinks.mysql.types import Column, Encode, Unfit
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-#: How much text one statement carries: enough to be quick, little enough for memory and for the server's patience.
-LOAD_BYTES_MAX = 16 * 1024 * 1024
-INSERT_BYTES_MAX = 4 * 1024 * 1024
-PACKET_BYTES_MAX = 1024 * 1024
-#: One Arrow array of text holds 2 GiB; what is larger is encoded in parts.
-BATCH_BYTES_MAX = 64 * 1024 * 1024
-WARNINGS_SHOWN = 3
-TURN_S_MAX = 5
+from semel.sinks.mysql.url import settings_of
+from semel.sinks.sql.store import Place as SqlPlace
+from semel.sinks.sql.store import with_names
 
 #: After these the connection is of no use: killed, shut down, idle for too long.
 CONNECTION_ENDED = frozenset({1053, 1079, 1080, 1152, 1184, 1927, 2006, 2013, 2055, 4031})
-
-#: In this order: what is put in for the others has a backslash.
-ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\0": "\\0"}
-
-
-# The client ---------------------------------------------------------------------------------------------------------
 
 
 def pymysql_() -> Any:
@@ -129,209 +107,129 @@ def quote(identifier: str) -> str:
     return "`" + identifier.replace("`", "``") + "`"
 
 
-def turn_of(target: str) -> str:
-    """By which the tasks that load one table take turns, where all of them append to the same end of it.
-
-    A table without a key of its own is an index over a number that counts up. Two sessions that fill its last page at a
-    time spend as much on waiting for each other as on their rows (docs/performance.md); one after the other, the one
-    loads while the other encodes.
-    """
-    return f"semel-turn-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
+# The server ---------------------------------------------------------------------------------------------------------
 
 
-# The loader ---------------------------------------------------------------------------------------------------------
+SECONDS_MAX = 2_000_000
+#: What Linux takes.
+KEEPALIVE_S_MAX = 32_767
+#: Moving a large batch takes its time; a server that has stopped takes longer.
+STATEMENT_S_MAX = 3600.0
+#: What the server says when a login can never succeed: wrong user, password, host or database.
+LOGIN_REFUSED = frozenset(
+    {1044, 1045, 1049, 1130, 1133, 1227, 1251, 1275, 1449, 1524, 1698, 1862, 2059, 2061, 3118, 4151}
+)
+#: The same of TLS, which the client takes for a server that cannot be reached.
+TLS_REFUSED = re.compile(r"CERTIFICATE_VERIFY_FAILED|SSL is required")
+SQL_MODE = (
+    "STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,"
+    # A zero is a number and not a wish for the next one.
+    "NO_AUTO_VALUE_ON_ZERO"
+)
+SESSION = (
+    "SET SESSION sql_mode = %s, time_zone = '+00:00', innodb_lock_wait_timeout = %s, lock_wait_timeout = %s, "
+    "wait_timeout = 2147483, sql_notes = 1, sql_safe_updates = 0, unique_checks = 1, "
+    "foreign_key_checks = 1, completion_type = 0"
+)
+#: An open transaction of the driver may be idle for long, and a move may take long.
+MARIADB_SESSION = "SET SESSION idle_transaction_timeout = 0, idle_write_transaction_timeout = 0, max_statement_time = 0"
+# With repeatable reads, INSERT .. SELECT would lock the gaps of what it reads.
+ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 
 
 @dataclass(frozen=True)
-class Field:
-    """A column of the rows: where it goes and how. One that takes no nulls gets none."""
+class Place(SqlPlace):
+    """A server, a database in it, and how long to wait for either."""
 
-    name: str
-    encode: Encode
-    column: Column
+    def quoted(self, identifier: str) -> str:
+        return quote(identifier)
+
+    @property
+    def seconds(self) -> int:
+        """Whole seconds: zero would mean forever, and milliseconds are counted in 31 bits."""
+        return int(min(max(self.timeout_s, 1), SECONDS_MAX))
+
+    def connect(self) -> Any:
+        """A connection in autocommit, whose open transaction nobody ends for being idle."""
+        client, kind = pymysql_(), connection_type()
+        connection = None
+        try:
+            connection = kind(
+                **settings_of(self.url),
+                charset="utf8mb4",
+                autocommit=True,
+                local_infile=True,
+                connect_timeout=max(2, limited(self.seconds)),
+                read_timeout=max(2, limited(self.seconds)),
+                write_timeout=limited(STATEMENT_S_MAX),
+            )
+            self._set_up(connection)
+        except client.Error as error:
+            close_quietly(connection)
+            text = one_line(error)
+            if number_of(error) in LOGIN_REFUSED or TLS_REFUSED.search(text):
+                raise ConfigError(f"MySQL refused the login: {text}.", remedy="Correct the url.") from None
+            what = "cannot be reached" if connection is None else "did not set up a session"
+            raise SinkUnavailable(f"MySQL {what}: {text}.") from None
+        except (RuntimeError, OSError) as error:
+            if connection is not None:
+                close_quietly(connection)
+                raise SinkUnavailable(f"MySQL cannot be reached: {error}.") from None
+            # A way to log in that needs another library, a certificate that cannot be read.
+            raise ConfigError(f"MySQL cannot be logged in to: {error}.", remedy="Correct the url.") from None
+        return connection
+
+    def _set_up(self, connection: Any) -> None:
+        execute(connection, SESSION, (SQL_MODE, self.seconds, self.seconds))
+        if is_mariadb(connection):
+            execute(connection, MARIADB_SESSION)
+        execute(connection, ISOLATION)
+        connection._read_timeout = limited(STATEMENT_S_MAX)
+        if connection._sock.family in (socket.AF_INET, socket.AF_INET6):
+            self._notice_when_it_vanishes(connection._sock)
+
+    def _notice_when_it_vanishes(self, connection: socket.socket) -> None:
+        """A machine that does not answer any more is noticed after about `seconds`, also in a long statement."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        wanted = {
+            "TCP_USER_TIMEOUT": self.seconds * 1000,
+            "TCP_KEEPIDLE": min(max(1, self.seconds // 2), KEEPALIVE_S_MAX),
+            "TCP_KEEPINTVL": min(max(1, self.seconds // 6), KEEPALIVE_S_MAX),
+            "TCP_KEEPCNT": 3,
+        }
+        for name, value in wanted.items():
+            # Not every system has all of them.
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class Loader(ABC):
-    """Loads batches into one table. What `add` keeps back is sent by `flush`, which comes last."""
-
-    #: A user lock of the server. Who has one sends its rows when nobody else with the same does (`turn_of`).
-    turn = ""
-
-    def __init__(self, connection: Any, table: str, fields: Sequence[Field], packet_bytes_max: int) -> None:
-        self.connection = connection
-        self.table = table
-        self.fields = fields
-        self.packet_bytes_max = packet_bytes_max
-
-    @abstractmethod
-    def add(self, batch: pa.RecordBatch) -> None: ...
-
-    @abstractmethod
-    def flush(self) -> None: ...
-
-    def _run(self, statement: str, rows: int) -> None:
-        self._send_in_turn(lambda: self.connection.cursor().execute(statement), rows)
-
-    def _send_in_turn(self, send: Callable[[], Any], rows: int) -> None:
-        """A turn is for speed only: whoever waits for one too long goes ahead, and takes none any more.
-
-        A turn ends with its connection at the latest.
-        """
-        if self.turn:
-            cursor = self.connection.cursor()
-            cursor.execute("SELECT GET_LOCK(%s, %s)", (self.turn, TURN_S_MAX))
-            if cursor.fetchone() != (1,):
-                self.turn = ""
-        send()
-        expect(self.connection, rows)
-        if self.turn:
-            self.connection.cursor().execute("SELECT RELEASE_LOCK(%s)", (self.turn,))
+def close_quietly(connection: Any) -> None:
+    if connection is not None:
+        with suppress(Exception):  # it is being dropped
+            connection.close()
 
 
-def expect(connection: Any, rows: int | None) -> None:
-    """A row that was left out or changed fails the batch, whatever the server thinks of it.
-
-    Without a number, rows are not counted: a row that replaces another counts as two, or as none.
-    """
-    result = connection._result
-    taken, warnings = result.affected_rows, result.warning_count
-    if rows in (None, taken) and not warnings:
-        return
+def execute(connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement; of one that has none, how many rows it changed."""
     cursor = connection.cursor()
-    cursor.execute(f"SHOW WARNINGS LIMIT {WARNINGS_SHOWN}")
-    said = "; ".join(dict.fromkeys(str(row[2]).rstrip(".") for row in cursor.fetchall()))
-    what = f"{rows - taken} of {rows} rows were left out" if rows not in (None, taken) else "rows were changed"
-    raise Unfit(f"{what}: {said or 'the server does not say why'}")
+    cursor.execute(with_names(sql, values, names), tuple(values) or None)
+    return list(cursor.fetchall()) if cursor.description else [(cursor.rowcount,)]
 
 
-class LoadData(Loader):
-    def __init__(self, connection: Any, table: str, fields: Sequence[Field], packet_bytes_max: int) -> None:
-        super().__init__(connection, table, fields, packet_bytes_max)
-        self._waiting: list[pa.Buffer] = []
-        self._rows = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        for part in parts(batch):
-            self._waiting.append(_lines(_columns(part, self.fields), self.fields))
-            self._rows += part.num_rows
-            if sum(len(lines) for lines in self._waiting) >= LOAD_BYTES_MAX:
-                self.flush()
-
-    def flush(self) -> None:
-        if not self._waiting:
-            return
-        name = f"semel-{secrets.token_hex(8)}"
-        size = min(PACKET_BYTES_MAX, self.packet_bytes_max)
-        pieces = [memoryview(lines)[at : at + size] for lines in self._waiting for at in range(0, len(lines), size)]
-        rows, self._waiting, self._rows = self._rows, [], 0
-        self.connection.offer(name.encode(), pieces)
-        self._run(self._load_statement(name), rows)
-
-    def _load_statement(self, name: str) -> str:
-        places, values = [], []
-        for number, field in enumerate(self.fields):
-            plain = field.encode.expression == "{}"
-            places.append(quote(field.name) if plain else f"@semel_{number}")
-            if not plain:
-                values.append(f"{quote(field.name)} = {field.encode.expression.format(f'@semel_{number}')}")
-        return (
-            f"LOAD DATA LOCAL INFILE '{name}' INTO TABLE {self.table} CHARACTER SET utf8mb4 "
-            r"FIELDS TERMINATED BY '\t' ENCLOSED BY '' ESCAPED BY '\\' LINES TERMINATED BY '\n' STARTING BY '' "
-            f"({', '.join(places)})" + (f" SET {', '.join(values)}" if values else "")
-        )
+def is_mariadb(connection: Any) -> bool:
+    return "mariadb" in str(connection.get_server_info()).lower()
 
 
-class Inserts(Loader):
-    """Rows as parameters, as many in a statement as fit a packet."""
-
-    def flush(self) -> None:
-        """Nothing waits: a statement is sent when it is full, or its batch ends."""
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        for part in parts(batch):
-            self._insert(_columns(part, self.fields))
-
-    def _insert(self, columns: Sequence[pa.Array]) -> None:
-        names = ", ".join(quote(field.name) for field in self.fields)
-        start = f"INSERT INTO {self.table} ({names}) VALUES "  # noqa: S608 - quoted names, no values
-        row = "(" + ", ".join(field.encode.expression.format("%s") for field in self.fields) + ")"
-        room = min(INSERT_BYTES_MAX, self.packet_bytes_max) - len(start.encode()) - 64
-        cursor = self.connection.cursor()
-        chosen: list[str] = []
-        taken = 0
-        for values in zip(*(_listed(column) for column in columns), strict=True):
-            text = cursor.mogrify(row, values)
-            size = len(text.encode()) + 1
-            if chosen and taken + size > room:
-                self._run(start + ",".join(chosen), len(chosen))
-                chosen, taken = [], 0
-            if size + len(start.encode()) > self.packet_bytes_max - 64:
-                raise Unfit(
-                    f"a row needs {size:,} bytes, more than the server takes at once "
-                    f"(max_allowed_packet is {self.packet_bytes_max:,})"
-                )
-            chosen.append(text)
-            taken += size
-        if chosen:
-            self._run(start + ",".join(chosen), len(chosen))
+def number_of(error: BaseException) -> int:
+    """The number by which server and client tell errors apart."""
+    return error.args[0] if error.args and isinstance(error.args[0], int) else 0
 
 
-def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if batch.nbytes > BATCH_BYTES_MAX and batch.num_rows > 1:
-        half = batch.num_rows // 2
-        yield from parts(batch.slice(0, half))
-        yield from parts(batch.slice(half))
-    else:
-        yield batch
+def one_line(error: BaseException) -> str:
+    text = str(error.args[1]) if len(error.args) > 1 else str(error)
+    return " ".join(text.split()).rstrip(".") or "the connection is closed"
 
 
-def _columns(batch: pa.RecordBatch, fields: Sequence[Field]) -> list[pa.Array]:
-    return [encoded(field, array, field.encode.text) for field, array in zip(fields, batch.columns, strict=True)]
-
-
-def encoded(field: Field, array: pa.Array, encode: Callable[[pa.Array], Any]) -> Any:
-    """A column in another form; what it cannot hold is named."""
-    import pyarrow as pa
-
-    if array.null_count and not field.column.nullable:
-        raise Unfit(f"column {field.name}: it takes no nulls")
-    try:
-        return encode(array)
-    except (pa.ArrowInvalid, Unfit) as error:
-        raise Unfit(f"column {field.name}: {error}") from None
-
-
-def _listed(column: pa.Array) -> list[str | None]:
-    try:
-        listed: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:
-        raise Unfit("a text is not valid UTF-8") from None
-    return listed
-
-
-def _lines(columns: Sequence[pa.Array], fields: Sequence[Field]) -> pa.Buffer:
-    """Rows as LOAD DATA reads them: fields between tabs, a line each, \\N for null."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    texts = [_escaped(column) if field.encode.free else column for column, field in zip(columns, fields, strict=True)]
-    # A piece in front of each line end takes the nulls out of the last column.
-    texts[-1] = pc.binary_join_element_wise(
-        texts[-1], "", pa.scalar("\n"), null_handling="replace", null_replacement="\\N"
-    )
-    lines = pc.binary_join_element_wise(*texts, pa.scalar("\t"), null_handling="replace", null_replacement="\\N")
-    _, offsets, data = lines.buffers()
-    ends = np.frombuffer(offsets, np.int32)
-    return data.slice(int(ends[0]), int(ends[len(lines)] - ends[0]))
-
-
-def _escaped(array: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
-    data = bytes(array.buffers()[2] or b"")
-    # Few texts need it, and to look is quicker than to replace.
-    for plain, escaped in ESCAPES.items():
-        if plain.encode() in data:
-            array = pc.replace_substring(array, plain, escaped)
-    return array
+def runner(connection: Any, place: Place) -> Callable[..., list[tuple[Any, ...]]]:
+    """Runs statements on a connection, with the names of our own tables."""
+    return partial(execute, connection, **place.names)

@@ -16,22 +16,12 @@ from urllib.parse import urlsplit
 from semel.errors import ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.sinks.base import Context, Writer
-from semel.sinks.mysql.connection import pymysql_
+from semel.sinks.mysql.connection import Place, is_mariadb, number_of, one_line, pymysql_, runner
 from semel.sinks.mysql.moves import MySqlMover, latest_view
-from semel.sinks.mysql.store import (
-    RM_ERROR,
-    MySqlStore,
-    Place,
-    columns_of,
-    engine_of,
-    is_mariadb,
-    number_of,
-    one_line,
-    prepared_branches,
-    runner,
-)
+from semel.sinks.mysql.store import MySqlStore, columns_of, engine_of
 from semel.sinks.mysql.types import UNINDEXED, Column, is_nested, mismatches, sql_type
 from semel.sinks.mysql.url import database_of, settings_of
+from semel.sinks.mysql.xa import RM_ERROR, prepared_branches
 from semel.sinks.sql.sink import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run, SqlSink
 from semel.sinks.sql.store import Session, Store
 

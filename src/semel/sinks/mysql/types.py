@@ -1,8 +1,8 @@
 """Which columns of a DataFrame fit which columns of MySQL, and how each is written: as text, whole columns at a time.
 
-Text is what LOAD DATA and INSERT understand; mysql_bulk has a binary form, and leaves the checks to this one. Whatever
-the server would change without an error is refused here: digits that a column drops, bytes that it pads, nulls that it
-replaces.
+Text is what LOAD DATA and INSERT understand; `loaders.bulk` has a binary form, and leaves the checks to this one.
+Whatever the server would change without an error is refused here: digits that a column drops, bytes that it pads, nulls
+that it replaces.
 """
 
 from __future__ import annotations

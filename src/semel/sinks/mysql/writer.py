@@ -10,23 +10,16 @@ from typing import TYPE_CHECKING, Any
 from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
-from semel.sinks.mysql.connection import Field, Inserts, LoadData, Loader, pymysql_, turn_of
+from semel.sinks.mysql.connection import execute, pymysql_, runner
+from semel.sinks.mysql.loaders.base import Field, Loader, turn_of
 from semel.sinks.mysql.loaders.bulk import bulk_loader
 from semel.sinks.mysql.loaders.packed import COLUMNS as PACKED_COLUMNS
 from semel.sinks.mysql.loaders.packed import Packer, can_pack
+from semel.sinks.mysql.loaders.text import Inserts, LoadData
 from semel.sinks.mysql.moves import create_side_tables, create_target, stage_columns
-from semel.sinks.mysql.store import (
-    columns_of,
-    end_prepared,
-    engine_of,
-    execute,
-    leave_prepared,
-    own_columns,
-    prepared_branches,
-    runner,
-    xid,
-)
+from semel.sinks.mysql.store import columns_of, engine_of, own_columns
 from semel.sinks.mysql.types import Column, Unfit, encoder
+from semel.sinks.mysql.xa import end_prepared, leave_prepared, prepared_branches, xid
 from semel.sinks.sql.participant import write_mark
 from semel.sinks.sql.sink import DEDUP, Run
 from semel.sinks.sql.store import piece_name, stage_table, stages_of

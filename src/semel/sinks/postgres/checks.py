@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, Refused, SchemaMismatch
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
+from semel.sinks.postgres.connection import execute, quote
 from semel.sinks.postgres.moves import exists, is_set_up, move_one, set_up
-from semel.sinks.postgres.store import CREATE_LOCK, FENCE, LEDGER, columns_of, execute, quote
+from semel.sinks.postgres.store import CREATE_LOCK, FENCE, LEDGER, columns_of
 from semel.sinks.postgres.types import Column, sql_type
 from semel.sinks.postgres.writer import create_stage
 from semel.sinks.sql.sink import DEDUP, KEYED, VERSION_COLUMN, VERSIONS, Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from semel.sinks.postgres.store import psycopg_, quote
+from semel.sinks.postgres.connection import psycopg_, quote
 from semel.sinks.postgres.types import sql_type
 from semel.sinks.sql.sink import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run
 from semel.sinks.sql.store import StagedGone

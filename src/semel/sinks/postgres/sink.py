@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import BatchFailed, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.sinks.base import NUMBER_OF_TASKS, Context, Writer
+from semel.sinks.postgres.connection import Place, one_line, psycopg_, refuse_torn_url
 from semel.sinks.postgres.moves import PostgresMover
-from semel.sinks.postgres.store import Place, PostgresStore, one_line, psycopg_, refuse_torn_url
+from semel.sinks.postgres.store import PostgresStore
 from semel.sinks.postgres.types import Column, mismatches
 from semel.sinks.sql.sink import DEDUP, VERSION_COLUMN, VERSIONS, Mover, SqlSink
 from semel.sinks.sql.store import Session, Store

@@ -10,17 +10,10 @@ from semel.deadline import within
 from semel.errors import BatchFailed
 from semel.ids import Branch
 from semel.sinks.base import StagedPart, Writer
+from semel.sinks.postgres.connection import execute, literal, quote
 from semel.sinks.postgres.copy import HEADER, TRAILER, Encode, Unfit, encode_rows
 from semel.sinks.postgres.moves import exists, is_set_up, set_up
-from semel.sinks.postgres.store import (
-    CREATE_LOCK,
-    application_name,
-    columns_of,
-    execute,
-    literal,
-    own_columns,
-    quote,
-)
+from semel.sinks.postgres.store import CREATE_LOCK, application_name, columns_of, own_columns
 from semel.sinks.postgres.types import encoder
 from semel.sinks.sql.participant import write_mark
 from semel.sinks.sql.sink import Run

@@ -12,16 +12,8 @@ from semel.errors import BatchFailed, ConfigError, Fenced, SemelError
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import (
-    NOTHING_KNOWN,
-    Context,
-    Evidence,
-    Mark,
-    Participant,
-    Remains,
-    StagedPart,
-    committable_for,
-)
+from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
+from semel.sinks.evidence import NOTHING_KNOWN, Evidence, Mark
 from semel.sinks.sql.ahead import Ahead
 from semel.sinks.sql.sink import Run, SqlSink
 from semel.sinks.sql.store import Held, Session, StagedGone, piece_name, stage_table

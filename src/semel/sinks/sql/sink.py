@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId
-from semel.sinks.base import Capabilities, Context, Evidence, Participant, Sink
+from semel.sinks.base import Capabilities, Context, Participant, Sink
+from semel.sinks.evidence import Evidence
 from semel.sinks.sql.store import Place, Session, Store
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ VERSION_COLUMN = "semel_version"
 #: What names of columns that we need beside those of the rows begin with.
 RESERVED = "semel_"
 RETENTION_S = 7 * 24 * 3600.0
-#: A task stages so many rows in a table, then begins another: the driver moves the first ones meanwhile (sql_ahead).
+#: A task stages so many rows in a table, then begins another: the driver moves the first ones meanwhile (`ahead`).
 PIECE_ROWS = 50_000
 #: The first one of a task is smaller, so that the driver need not wait for long.
 FIRST_PIECE_ROWS = 10_000

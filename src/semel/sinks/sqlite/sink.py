@@ -22,19 +22,8 @@ from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkU
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import (
-    NOTHING_KNOWN,
-    Capabilities,
-    Context,
-    Evidence,
-    Mark,
-    Participant,
-    Remains,
-    Sink,
-    StagedPart,
-    Writer,
-    committable_for,
-)
+from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.evidence import NOTHING_KNOWN, Evidence, Mark
 from semel.sinks.sqlite.database import LEDGER_ROWS_KEPT, Database, ledger_columns, refuse_newer
 from semel.sinks.sqlite.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
 from semel.sinks.sqlite.types import affinity_accepts, quote, sqlite_type, to_sqlite

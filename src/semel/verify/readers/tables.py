@@ -18,8 +18,9 @@ from semel.errors import ConfigError, SemelError, SinkUnavailable
 from semel.ids import PipelineId
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql.store import RM_ERROR, number_of
+from semel.sinks.mysql.connection import number_of
 from semel.sinks.mysql.url import settings_of
+from semel.sinks.mysql.xa import RM_ERROR
 from semel.sinks.postgres import Postgres
 from semel.sinks.sql.sink import VERSIONS, SqlSink
 from semel.sinks.sqlite import Sqlite

@@ -4,26 +4,35 @@ It keeps the rules of Kafka's own idempotent producer, in their plainest form: t
 batch of a partition is under way at a time, and what got no answer is sent again under the same numbers, so that the
 broker takes no row twice and none out of turn. A transaction stays open because nobody ends it: the driver will.
 
-Rows that need more (headers, timestamps, unusual settings) go through librdkafka (kafka_producers).
+Rows that need more (headers, timestamps, unusual settings) go through librdkafka (`producers`).
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from semel.kafka.options import CONNECTION
 from semel.sinks.kafka.delivery import TOO_LARGE, UNASSIGNED, DeliveryFailed, Failure
+from semel.sinks.kafka.wire.batches import (
+    PAUSE_S,
+    PAUSE_S_MAX,
+    Batch,
+    Partition,
+    Share,
+    places_of,
+    row_sizes,
+    rows_within,
+    steps,
+)
 from semel.sinks.kafka.wire.client import Wire, follows
 from semel.sinks.kafka.wire.records import (
     BATCH_BYTES,
     CODECS,
-    RECORD_BYTES,
     Pieces,
     cut,
     decode,
@@ -43,11 +52,8 @@ REQUEST_BYTES_MAX = 4 * 1024 * 1024
 #: How many requests may be under way to one broker, each with other partitions: the next one is there when it is done
 #: with the last. It works on one request of a connection at a time.
 REQUESTS_MAX = 3
-#: How much is taken in at once.
-ROWS_PER_STEP, STEP_BYTES_MAX = 10_000, 8 * 1024 * 1024
 #: Rows that are a smaller part of a step than this are copied: a few are not to keep the memory of all of them.
 SMALL_PART = 1 / 16
-PAUSE_S, PAUSE_S_MAX = 0.02, 0.5
 POLL_S = 0.1
 FAILURES_KEPT = 20
 
@@ -103,47 +109,6 @@ def suits(conf: Mapping[str, Any]) -> bool:
         follows(name) if CONNECTION.fullmatch(name) else name in FOLLOWED and value in ONLY.get(name, (value,))
         for name, value in conf.items()
     )
-
-
-@dataclass
-class Batch:
-    """Rows of one partition, next to each other. It is open for more until it is packed."""
-
-    partition: Partition
-    #: Records as `encode` makes them. What is sent again must be the same, so nobody writes into them.
-    pieces: list[bytes | memoryview] = field(default_factory=list)
-    rows: int = 0
-    #: The most bytes that its rows may take, and how many it takes of those that wait.
-    bound: int = 0
-    size: int = 0
-    sequence: int = -1
-    data: Pieces = ()
-    born: float = field(default_factory=time.monotonic)
-
-
-@dataclass
-class Partition:
-    topic: str
-    number: int
-    #: How large batches may be: less, once the topic refused one.
-    batch_bytes: int
-    sequence: int = 0
-    #: A batch that is not full yet, and those that wait for their turn; one may be under way.
-    filling: Batch | None = None
-    batches: deque[Batch] = field(default_factory=deque)
-    under_way: bool = False
-    not_before: float = 0.0
-    pause_s: float = PAUSE_S
-
-
-@dataclass(frozen=True)
-class Share:
-    """Rows of one step, up to `end` in the order of their partitions, and their first place in a batch."""
-
-    batch: Batch
-    place: int
-    start: int
-    end: int
 
 
 class DirectProducer:
@@ -203,8 +168,8 @@ class DirectProducer:
         """Rows of one topic: `value`, and where given `key` and `partition`. Returns before they are acknowledged."""
         if self._transaction is None:
             self.init_transactions()
-        sizes = _row_sizes(columns.get("key"), columns["value"])
-        for start, end in _steps(sizes, rows):
+        sizes = row_sizes(columns.get("key"), columns["value"])
+        for start, end in steps(sizes, rows):
             part = {name: array.slice(start, end - start) for name, array in columns.items()}
             self._take_in(topic, part, sizes[start:end])
             self._go_on()
@@ -226,7 +191,7 @@ class DirectProducer:
         if self._transaction is None:
             self.init_transactions()
         columns = {"key": pa.array([key]), "value": pa.array([value], pa.binary()), "partition": pa.array([partition])}
-        self._take_in(topic, columns, _row_sizes(columns["key"], columns["value"]))
+        self._take_in(topic, columns, row_sizes(columns["key"], columns["value"]))
 
     def flush(self, timeout_s: float) -> None:
         """Return when every row is acknowledged. Raises when one is not, or when it takes too long."""
@@ -255,13 +220,13 @@ class DirectProducer:
         chosen = np.flatnonzero(counts)
         if len(chosen) == 1:
             shares = self._shares(topic, chosen, counts, sizes)
-            records = encode(columns.get("key"), columns["value"], _places(shares))
+            records = encode(columns.get("key"), columns["value"], places_of(shares))
         else:
             # Numbers of two bytes are sorted without a comparison.
             order = np.argsort(numbers.astype(np.uint16) if len(counts) <= 1 << 16 else numbers, kind="stable")
             shares = self._shares(topic, chosen, counts, sizes[order])
             places = np.empty(len(order), np.int64)
-            places[order] = _places(shares)
+            places[order] = places_of(shares)
             records = encode(columns.get("key"), columns["value"], places).take(pa.array(order))
         self._share_out(shares, records)
 
@@ -304,7 +269,7 @@ class DirectProducer:
             partition, last = self._partition(topic, number), start + int(counts[number])
             while start < last:
                 batch = partition.filling = partition.filling or Batch(partition)
-                fitting = _fitting(ends, before + partition.batch_bytes - batch.bound)
+                fitting = rows_within(ends, before + partition.batch_bytes - batch.bound)
                 end = min(last, fitting, start + self._batch_rows - batch.rows)
                 if end == start and batch.rows:
                     self._close(batch)
@@ -512,36 +477,6 @@ def _by_topic(batches: Iterable[Batch]) -> dict[str, dict[int, Pieces]]:
     for batch in batches:
         found.setdefault(batch.partition.topic, {})[batch.partition.number] = batch.data
     return found
-
-
-def _steps(sizes: np.ndarray[Any, Any], rows: int) -> Iterator[tuple[int, int]]:
-    """From where to where rows are taken in together."""
-    ends = sizes.cumsum()
-    start = before = 0
-    while start < rows:
-        end = min(rows, start + ROWS_PER_STEP, max(start + 1, _fitting(ends, before + STEP_BYTES_MAX)))
-        yield start, end
-        start, before = end, int(ends[end - 1])
-
-
-def _fitting(ends: np.ndarray[Any, Any], limit: int) -> int:
-    """How many rows end within the limit."""
-    return int(ends.searchsorted(limit, "right"))
-
-
-def _places(shares: Sequence[Share]) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    return np.concatenate([np.arange(s.place, s.place + s.end - s.start) for s in shares])
-
-
-def _row_sizes(key: pa.Array | None, value: pa.Array) -> Any:
-    import pyarrow.compute as pc
-
-    lengths = [pc.binary_length(array) for array in (key, value) if array is not None]
-    filled = [array.fill_null(0) if array.null_count else array for array in lengths]
-    sizes: Any = sum(array.to_numpy(zero_copy_only=False) for array in filled)
-    return sizes + RECORD_BYTES
 
 
 def _later(sequence: int, rows: int) -> int:

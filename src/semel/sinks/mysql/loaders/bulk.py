@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from semel.sinks.mysql.connection import Field, Loader, encoded, parts, pymysql_, quote
+from semel.sinks.mysql.connection import pymysql_, quote
+from semel.sinks.mysql.loaders.base import Field, Loader, encoded, parts
 from semel.sinks.mysql.types import Column
 from semel.sinks.mysql.wire import STMT_BULK_OPERATIONS, Statement
 

@@ -1,7 +1,7 @@
 """Rows that wait in MariaDB as the requests that will insert them.
 
 A task could stage rows in a table like the target, for the driver to move with INSERT .. SELECT: then the server takes
-every row apart twice. Here the task stores whole requests of mysql_bulk as blobs, and the driver sends them as they
+every row apart twice. Here the task stores whole requests of `bulk` as blobs, and the driver sends them as they
 are: to stage a row costs a fifth, and to move it what it cost before (docs/performance.md).
 
     a packed stage    number | rows | layout | keys, in mode dedup | body
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from semel.sinks.mysql.connection import Loader, expect, pymysql_, quote
+from semel.sinks.mysql.connection import number_of, pymysql_, quote
+from semel.sinks.mysql.loaders.base import Loader, expect
 from semel.sinks.mysql.loaders.bulk import BLOB, LONG, TOO_MANY_STATEMENTS, VAR_STRING, Binary, Bulk, encode
-from semel.sinks.mysql.store import number_of
 from semel.sinks.mysql.types import Column, Unfit
 from semel.sinks.mysql.wire import STMT_BULK_OPERATIONS, Statement
 

@@ -1,0 +1,284 @@
+"""The function that `foreachBatch` calls: one object for each query, which hands every batch to a coordinator."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from semel.decisions.files import FileStore
+from semel.decisions.log import Identity
+from semel.errors import BatchFailed, Fenced, QueryStopped, SemelError
+from semel.ids import Attempt, PipelineId
+from semel.runtime.arrow import ArrowLimit
+from semel.runtime.batch import Coordinator, Limits, Only, Report
+from semel.runtime.checks import Guarantee, check_executors
+from semel.runtime.commits import Waiting
+from semel.runtime.durability import NOT_PROMISED, CheckpointSync
+from semel.runtime.hadoop_durability import hadoop_durability_warning
+from semel.runtime.handover import wait_for_older
+from semel.runtime.interpreter import require_python
+from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of
+from semel.runtime.startup import start_exactly_once, start_weaker
+from semel.sinks.base import Sink, StagedPart
+from semel.sources.kafka_progress import KafkaProgress
+from semel.sources.plan import known_by, planned_sources
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+from semel.runtime.checkpoint import Checkpoint
+from semel.runtime.query import RunningQuery, plan_must_run
+from semel.runtime.staging import check_rows, stage_rows
+
+_LOG = logging.getLogger("semel")
+Listener = Callable[[Report], None]
+
+
+class BatchFunction:
+    """What `foreachBatch` calls. It starts a coordinator for each run of the query and hands it every batch."""
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        guarantee: Guarantee,
+        *,
+        name: str = "",
+        limits: Limits = Limits(),
+        listener: Listener | None = None,
+        waiting: Callable[[Waiting], None] = lambda _: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+        power_loss_safe: bool = True,
+    ) -> None:
+        self.power_loss_safe = power_loss_safe
+        self._sync: CheckpointSync | None = None
+        #: What the running query is called, where the pipeline itself was given no name.
+        self._query_name = ""
+        self.sinks = tuple(sink.among(sinks) for sink in sinks)
+        self.guarantee: Guarantee = guarantee
+        self.name = name
+        self.limits = limits
+        self.listener = listener
+        #: Hears of a decided batch that waits for a sink.
+        self.waiting = waiting
+        #: Whether a start that waits should give up. Of a query that runs, Spark knows it.
+        self.is_stopped = is_stopped
+        self.draining = False
+        #: Whether the sinks were asked about the rows before the query was started.
+        self.rows_checked = False
+        #: What a pipeline is called that has no name: by what it reads.
+        self.known_by = ""
+        #: Why the query was stopped from inside: another incarnation has taken the pipeline over.
+        self.fenced: Fenced | None = None
+        self._busy = threading.Lock()
+        self._claimed = 0
+        self._run_id = ""
+        self._checkpoint: Checkpoint | None = None
+        self._coordinator: Coordinator | None = None
+        #: As above, but still known when it is closed.
+        self._latest: Coordinator | None = None
+        self._ending = threading.Lock()
+        self._progress: KafkaProgress | None = None
+        self._limit = ArrowLimit()
+
+    def begin(self, spark: SparkSession, location: str, query_id: PipelineId, under_way: int | None = None) -> None:
+        """Claim and recover: before the query starts, or with `semel.sink` at its first batch, which is under way."""
+        require_python(spark, self.sinks)
+        checkpoint = Checkpoint(spark, location)
+        identity = Identity(query_id, self.name or self._query_name, self.known_by)
+        self._limit = ArrowLimit()
+        self.end()
+        self._checkpoint = checkpoint
+        if self.guarantee == "exactly-once":
+            self._keep_through_power_loss(spark, checkpoint)
+            self._coordinator = start_exactly_once(
+                checkpoint.log,
+                checkpoint.plans,
+                self.sinks,
+                identity,
+                limits=self.limits,
+                under_way=under_way,
+                tell=self.waiting,
+                is_stopped=self.is_stopped,
+                wait=wait_for_older,
+            )
+        else:
+            log = checkpoint.log if self.guarantee == "at-most-once" else None
+            self._coordinator = start_weaker(log, self.sinks, identity, plans=checkpoint.plans, wait=wait_for_older)
+            self._coordinator.tell = self.waiting
+        self._latest = self._coordinator
+        self._claimed = self._coordinator.context.incarnation
+
+    def _keep_through_power_loss(self, spark: SparkSession, checkpoint: Checkpoint) -> None:
+        """What a decision presupposes is on disk before it, or we say what is not promised."""
+        if not self.power_loss_safe:
+            _LOG.warning("%s", NOT_PROMISED)
+        elif isinstance(checkpoint.store, FileStore):
+            self._sync = CheckpointSync(checkpoint.store.root)
+            checkpoint.keep_query_id(self._sync)
+            checkpoint.plans.make_durable = self._sync.settle
+        elif warning := hadoop_durability_warning(spark, checkpoint.location):
+            _LOG.warning("%s", warning)
+
+    def end(self) -> None:
+        """Let go of the sinks, and of the broker that is told how far we came; and say that we have left."""
+        # Whoever stops the query and the batch that fails meanwhile may both come here.
+        with self._ending:
+            progress, self._progress = self._progress, None
+            coordinator, self._coordinator = self._coordinator, None
+            sync, self._sync = self._sync, None
+        if progress is not None:
+            progress.close()
+        if sync is not None:
+            sync.close()
+        if coordinator is not None:
+            coordinator.close()
+            if coordinator.log is not None:
+                # Nobody depends on it: without it the next driver waits a little longer.
+                with suppress(Exception):
+                    coordinator.log.leave(coordinator.context.incarnation)
+
+    def find_newer(self, batch: int | None = None) -> Fenced | None:
+        """Whether a newer incarnation has claimed the pipeline. Also asked between batches, and after the last.
+
+        `batch` is one that has just been rolled back for it.
+        """
+        if (self.fenced is None or batch is not None) and self._checkpoint is not None and self._claimed:
+            log = self._checkpoint.log
+            # A log that does not answer now is asked again.
+            with suppress(Exception):
+                newest = log.newest_claim() if log.superseded(self._claimed) else 0
+                if newest > self._claimed:
+                    self.fenced = Fenced(
+                        f"Incarnation {self._claimed} stopped{'' if batch is None else f' at batch {batch}'}: "
+                        f"incarnation {newest} claimed this pipeline ({log.holder(newest)}).",
+                        data_now="" if batch is not None else "every batch is whole or unseen; the newer one goes on",
+                    )
+        return self.fenced
+
+    def drain(self, grace_s: float) -> bool:
+        """Let the batch that is being worked on come to its end and begin no other. False when it took too long."""
+        self.draining = True
+        whole = self._busy.acquire(timeout=grace_s)
+        if whole:
+            self._busy.release()
+        return whole
+
+    def abandon(self) -> None:
+        """Wait for no commit any more: what is decided stays decided, and the next start completes it."""
+        if self._latest is not None:
+            self._latest.abandon()
+
+    def undone(self) -> SemelError | None:
+        """What must be said of a batch that is decided and not visible everywhere, if this process ends now."""
+        return self._latest.undone() if self._latest is not None else None
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        with self._busy:
+            if self.draining:
+                raise self.fenced or QueryStopped(f"Batch {batch_id} was not begun: the query is being stopped.")
+            try:
+                report = self._work(df, batch_id)
+            except BaseException as error:
+                # The query ends with this error; an open transaction must not outlive it.
+                self.end()
+                if _comes_from_stopping(error, df):
+                    raise Interrupted from None
+                # A store knows the number of a newer incarnation, the log knows who it is.
+                told = self.find_newer(batch_id) if isinstance(error, Fenced) else None
+                if told is not None:
+                    raise told from error
+                raise
+        if self.listener is not None:
+            self.listener(report)
+        newer = self.find_newer()
+        if newer is not None:
+            # The batch stays committed. Spark must not write that it is over: the newer driver has the batch in hand,
+            # or has read the checkpoint, and of two Sparks that write one file the second fails.
+            self.end()
+            raise newer
+
+    def _work(self, df: DataFrame, batch_id: int) -> Report:
+        query = RunningQuery(df)
+        coordinator = self._coordinator_for(query, df, batch_id)
+        coordinator.in_hand = partial(self._in_hand, query, batch_id)
+        coordinator.is_stopped = lambda: not query.is_active
+        progress = self._progress_of(query)
+        progress.began(batch_id)
+        report = self._run(coordinator, df, batch_id)
+        if not report.staged and plan_must_run(query):
+            df.write.format("noop").mode("append").save()
+            # Its tasks wrote the state anew, over what was synced.
+            coordinator.make_durable(batch_id)
+        coordinator.tidy(batch_id)
+        progress.ended(batch_id)
+        return replace(report, lag=progress.lag(batch_id), warning=progress.warning)
+
+    def _in_hand(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
+        """Nothing while `offsets/N` says what Spark has in memory; otherwise what no decision was taken for."""
+        content = (self._checkpoint and self._checkpoint.offsets(batch_id)) or b""
+        planned, in_hand = offsets_in(content), query.offsets_in_hand()
+        # A form that we do not know has another number of lines, and says nothing.
+        if len(planned) != len(in_hand) or all(map(is_same_offset, planned, in_hand)):
+            return {}
+        return {offsets_of(batch_id): f"in memory: {in_hand}"}
+
+    def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
+        def stage(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
+            durable = coordinator.context.marked
+            return stage_rows(df, self.sinks, attempt, self._limit, durable=durable, only=only, plan=plan)
+
+        if self.guarantee == "exactly-once":
+            return coordinator.exactly_once(batch_id, stage)
+        if self.guarantee == "at-least-once":
+            return coordinator.at_least_once(batch_id, stage)
+        return coordinator.at_most_once(batch_id, stage)
+
+    def _coordinator_for(self, query: RunningQuery, df: DataFrame, batch_id: int) -> Coordinator:
+        """The coordinator of this run; a restarted query is a new run and claims anew."""
+        if self._coordinator is None or self._run_id not in ("", query.run_id):
+            query.refuse_what_breaks_the_guarantee(self.guarantee)
+            check_executors(self.sinks, df.sparkSession)
+            if not self.rows_checked:
+                check_rows(df, self.sinks)
+            self.known_by, self._query_name = known_by(planned_sources(query.analyzed)), query.name
+            self.is_stopped = lambda: not query.is_active
+            self.begin(df.sparkSession, query.checkpoint, query.id, under_way=batch_id)
+        self._run_id = query.run_id
+        if self._coordinator is None:
+            raise RuntimeError("begin() left no coordinator")
+        return self._coordinator
+
+    def _progress_of(self, query: RunningQuery) -> KafkaProgress:
+        if self._checkpoint is None:
+            raise RuntimeError("begin() left no checkpoint")
+        if self._progress is None:
+            self._progress = KafkaProgress(planned_sources(query.analyzed), self._checkpoint.offsets)
+        return self._progress
+
+
+class Interrupted(Exception):
+    """Ends a query that `query.stop()` met within a batch, which was rolled back.
+
+    Spark looks for these words in the text of an error to know that it is none. In the text of the error that tasks
+    ended with it does not find them, or that is so long that the search overflows the stack.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("An error occurred while calling a batch that was stopped.\n: java.lang.InterruptedException")
+
+
+Interrupted.__module__, Interrupted.__qualname__ = "py4j.protocol", "Py4JJavaError"
+
+
+def _comes_from_stopping(error: BaseException, df: DataFrame) -> bool:
+    """Whether a batch failed because its query is being stopped. What concerns a decided batch is told anyway."""
+    if isinstance(error, SemelError) and not isinstance(error, BatchFailed):
+        return False
+    try:
+        return not RunningQuery(df).is_active
+    except Exception:  # noqa: BLE001 - then it has another cause, which is being raised
+        return False
