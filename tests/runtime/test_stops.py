@@ -16,10 +16,13 @@ import pytest
 
 import semel
 from semel.errors import CommitStalled
+from semel.ids import Incarnation, pipeline_id
 from semel.run.runner import error_in
 from semel.runtime.batch import Limits, Report
 from semel.runtime.commits import TELL_AFTER_S
 from semel.runtime.pipeline import STOP_S_MAX, Running, StreamWriter
+from semel.sinks.base import Context
+from semel.sinks.sqlite.database import Database
 from semel.sinks.sqlite.sink import _SqliteParticipant
 from tests.processes import wait_until
 
@@ -129,6 +132,54 @@ def test_a_stop_returns_within_its_grace_though_a_store_hangs_before_the_decisio
     assert running.undone() is None
     stuck.released.set()
     wait_until(lambda: not running.query.isActive)
+
+
+def test_what_a_batch_works_with_is_closed_when_it_has_ended_and_not_under_its_hands(
+    stream: DataFrame, tmp_path: Path, hang: Callable[[str], Hang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SQLite connection that is closed in the middle of a statement takes the process along."""
+    stuck = hang("prepare")
+    closed_at_work: list[bool] = []
+    real = _SqliteParticipant.close
+
+    def close(participant: Any) -> None:
+        closed_at_work.append(not stuck.released.is_set())
+        real(participant)
+
+    monkeypatch.setattr(_SqliteParticipant, "close", close)
+    running = writer(stream, tmp_path).launch()
+    assert stuck.met.wait(120)
+    assert running.stop(GRACE_S) is False
+    running.function.end()
+    assert closed_at_work == []
+    stuck.released.set()
+    wait_until(lambda: len(closed_at_work) == 2)
+    assert closed_at_work == [False, False]
+
+
+def test_the_last_user_of_a_database_waits_for_a_thread_that_is_at_work_on_it(tmp_path: Path) -> None:
+    context = Context(pipeline_id("0b0e6a5e-2ab2-4b5c-9f0a-1f2e3d4c5b6a"), "orders", Incarnation(1))
+    database = Database.shared(str(tmp_path / "a.db"), context, 5.0)
+    at_work, go_on = threading.Event(), threading.Event()
+    written: list[int] = []
+
+    def work() -> None:
+        with database.transaction("write"):
+            database.execute("CREATE TABLE t (i INTEGER)")
+            at_work.set()
+            go_on.wait(30)
+            database.executemany("INSERT INTO t VALUES (?)", ((i,) for i in range(1000)))
+            written.append(database.execute("SELECT count(*) FROM t").fetchone()[0])
+
+    threads = [threading.Thread(target=work), threading.Thread(target=database.release)]
+    threads[0].start()
+    assert at_work.wait(30)
+    threads[1].start()
+    threads[1].join(0.2)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert written == [1000]
 
 
 #: A program of a user, who has set up no logging.

@@ -16,6 +16,7 @@ from semel.errors import BatchFailed, Fenced, QueryStopped, SemelError
 from semel.ids import Attempt, PipelineId
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.batch import Coordinator, Limits, Only, Report
+from semel.runtime.checkpoint import Checkpoint
 from semel.runtime.checks import Guarantee, check_executors
 from semel.runtime.commits import Waiting
 from semel.runtime.durability import NOT_PROMISED, CheckpointSync
@@ -23,6 +24,8 @@ from semel.runtime.hadoop_durability import hadoop_durability_warning
 from semel.runtime.handover import wait_for_older
 from semel.runtime.interpreter import require_python
 from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of
+from semel.runtime.query import RunningQuery, plan_must_run
+from semel.runtime.staging import check_rows, stage_rows
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.sinks.base import Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
@@ -30,9 +33,6 @@ from semel.sources.plan import known_by, planned_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-from semel.runtime.checkpoint import Checkpoint
-from semel.runtime.query import RunningQuery, plan_must_run
-from semel.runtime.staging import check_rows, stage_rows
 
 _LOG = logging.getLogger("semel")
 Listener = Callable[[Report], None]
@@ -73,7 +73,9 @@ class BatchFunction:
         self.known_by = ""
         #: Why the query was stopped from inside: another incarnation has taken the pipeline over.
         self.fenced: Fenced | None = None
+        #: Held while a batch is worked on: nobody else closes what it uses.
         self._busy = threading.Lock()
+        self._is_over = False
         self._claimed = 0
         self._run_id = ""
         self._checkpoint: Checkpoint | None = None
@@ -90,7 +92,8 @@ class BatchFunction:
         checkpoint = Checkpoint(spark, location)
         identity = Identity(query_id, self.name or self._query_name, self.known_by)
         self._limit = ArrowLimit()
-        self.end()
+        self._let_go()
+        self._is_over = False
         self._checkpoint = checkpoint
         if self.guarantee == "exactly-once":
             self._keep_through_power_loss(spark, checkpoint)
@@ -124,7 +127,22 @@ class BatchFunction:
             _LOG.warning("%s", warning)
 
     def end(self) -> None:
-        """Let go of the sinks, and of the broker that is told how far we came; and say that we have left."""
+        """Let go of everything and say that we have left: now, or when the batch that is being worked on has ended.
+
+        What a batch uses is not closed under its hands. A SQLite connection that is closed in the middle of a statement
+        takes the whole process along.
+        """
+        self._is_over = True
+        if self._busy.acquire(blocking=False):
+            try:
+                self._let_go()
+            finally:
+                self._busy.release()
+        else:
+            self.abandon()
+
+    def _let_go(self) -> None:
+        """Of the sinks, and of the broker that is told how far we came."""
         # Whoever stops the query and the batch that fails meanwhile may both come here.
         with self._ending:
             progress, self._progress = self._progress, None
@@ -177,6 +195,13 @@ class BatchFunction:
         return self._latest.undone() if self._latest is not None else None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
+        try:
+            self._whole(df, batch_id)
+        finally:
+            if self._is_over:
+                self.end()
+
+    def _whole(self, df: DataFrame, batch_id: int) -> None:
         with self._busy:
             if self.draining:
                 raise self.fenced or QueryStopped(f"Batch {batch_id} was not begun: the query is being stopped.")
@@ -184,7 +209,7 @@ class BatchFunction:
                 report = self._work(df, batch_id)
             except BaseException as error:
                 # The query ends with this error; an open transaction must not outlive it.
-                self.end()
+                self._let_go()
                 if _comes_from_stopping(error, df):
                     raise Interrupted from None
                 # A store knows the number of a newer incarnation, the log knows who it is.

@@ -119,11 +119,14 @@ class Database:
             return ask(connection)
 
     def release(self) -> None:
+        """The last one closes the connection, and waits for a thread that is still at work on it."""
         with self._open_lock:
             self.users -= 1
-            if self.users == 0:
-                self._open.pop(self._key, None)
-                self._connection.close()
+            if self.users:
+                return
+            self._open.pop(self._key, None)
+        with self.lock:
+            self._connection.close()
 
     def execute(self, sql: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
         return self._connection.execute(sql, tuple(values))
