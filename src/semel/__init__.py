@@ -1,11 +1,16 @@
 """Exactly-once from source to sink for PySpark Structured Streaming."""
 
+from typing import TYPE_CHECKING
+
 from semel.errors import SemelError
-from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
-from semel.sinks import Files, Kafka, Memory, MySql, Postgres, Sink, Sqlite
-from semel.sinks.files import committed_files, read_committed
-from semel.sources import read_kafka
-from semel.verify.workload import workload
+from semel.late import names_in
+
+if TYPE_CHECKING:
+    from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
+    from semel.sinks import Files, Kafka, Memory, MySql, Postgres, Sink, Sqlite
+    from semel.sinks.files import committed_files, read_committed
+    from semel.sources import read_kafka
+    from semel.verify.workload import workload
 
 __all__ = [
     "Files",
@@ -27,3 +32,18 @@ __all__ = [
     "write",
 ]
 __version__ = "0.2.0"
+
+__getattr__ = names_in(
+    __name__,
+    {
+        **dict.fromkeys(("Pipeline", "StreamWriter", "pipeline", "sink", "write"), "semel.runtime.pipeline"),
+        **dict.fromkeys(("Files", "Kafka", "Memory", "MySql", "Postgres", "Sink", "Sqlite"), "semel.sinks"),
+        **dict.fromkeys(("committed_files", "read_committed"), "semel.sinks.files"),
+        "read_kafka": "semel.sources",
+        "workload": "semel.verify.workload",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -22,8 +22,8 @@ from semel.kafka import tokens as kafka_tokens
 from semel.kafka.tokens import Unsecured
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
+from semel.sinks.kafka.login import can_log_in
 from semel.sinks.kafka.pool import release_all
-from semel.sinks.kafka.stand_in import can_log_in
 from semel.sources.kafka_broker import Broker, with_its_tokens
 from tests.contract.harness import attempt, context
 from tests.kerberos_library import gssapi_folder

@@ -1,4 +1,4 @@
-"""How kafka-python logs in by a token or by Kerberos, from settings of librdkafka."""
+"""Logins by a token or by Kerberos: which client can do which, and how kafka-python does both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel.errors import ConfigError, MissingExtra, SemelError, SinkUnavailable
-from semel.kafka.tokens import TokenSource, token_source
+from semel.kafka.tokens import OAUTH_CB, TokenSource, token_source
 
 OAUTHBEARER, KERBEROS = "OAUTHBEARER", "GSSAPI"
 
@@ -274,3 +274,42 @@ class Exchange:
 
     def auth_details(self) -> str:
         return self._who
+
+
+# What librdkafka can do ----------------------------------------------------------------------------------------------
+
+
+def needs_stand_in(settings: Mapping[str, Any]) -> bool:
+    return OAUTH_CB in settings or not can_log_in(settings)
+
+
+def can_log_in(settings: Mapping[str, Any]) -> bool:
+    """Whether librdkafka is able to log in as these settings of it say."""
+    return mechanism_of(settings) != KERBEROS or _knows_kerberos()
+
+
+@functools.cache
+def _knows_kerberos() -> bool:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    try:
+        AdminClient({"sasl.mechanism": KERBEROS, "security.protocol": "SASL_PLAINTEXT", "log_level": "0"})
+    except KafkaException:
+        return False
+    return True
+
+
+def without_login(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that librdkafka can still look at when it cannot log in."""
+    login = ("sasl.", "security.protocol", OAUTH_CB, "enable.sasl.")
+    return {name: value for name, value in settings.items() if not name.startswith(login)}
+
+
+def no_kerberos_in_librdkafka(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} need librdkafka, and the one that is installed was built without Kerberos (GSSAPI).",
+        remedy="Install one that has it: apt-get install librdkafka-dev libsasl2-modules-gssapi-mit (of Confluent's "
+        "repository, as new as confluent-kafka), then pip install --no-binary confluent-kafka --force-reinstall "
+        "confluent-kafka. Without it semel writes rows that have no headers and no timestamp.",
+    )

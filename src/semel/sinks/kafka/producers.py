@@ -21,7 +21,7 @@ from semel.sinks.kafka.delivery import (
     Failure,
     patiently,
 )
-from semel.sinks.kafka.stand_in import can_log_in, no_kerberos_in_librdkafka
+from semel.sinks.kafka.login import can_log_in, no_kerberos_in_librdkafka
 from semel.sinks.kafka.wire.client import Wire, request_timeout_ms
 from semel.sinks.kafka.wire.producer import DirectProducer, suits
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.kafka.options import connection_options
-from semel.sinks.kafka.stand_in import admin_client
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
@@ -46,6 +45,8 @@ class Reach:
         settings: dict[str, Any] = {**connection_options(options), "bootstrap.servers": servers, "log_level": "2"}
         settings["error_cb"] = self._errors.append
         try:
+            from semel.sinks.kafka.stand_in import admin_client
+
             self.admin: AdminClient = admin_client(settings)
         except KafkaException as error:
             raise bad_options(error) from None

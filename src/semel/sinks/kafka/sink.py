@@ -22,11 +22,9 @@ from semel.kafka.options import hide_secrets, java_to_librdkafka, with_tokens
 from semel.kafka.tokens import OAUTH_CB, TokenProvider
 from semel.sinks.base import Capabilities, Context, Participant, Sink, Writer
 from semel.sinks.evidence import Evidence
-from semel.sinks.kafka.login import check_login
-from semel.sinks.kafka.participant import KafkaParticipant
+from semel.sinks.kafka.login import can_log_in, check_login, no_kerberos_in_librdkafka
 from semel.sinks.kafka.producers import BY_ITSELF, LIBRDKAFKA, PRODUCERS
 from semel.sinks.kafka.rows import check_columns
-from semel.sinks.kafka.stand_in import can_log_in, no_kerberos_in_librdkafka
 from semel.sinks.kafka.topics import check_options, check_target
 from semel.sinks.kafka.writer import KafkaWriter
 
@@ -149,6 +147,7 @@ class Kafka(Sink):
         }
 
     def check(self, schema: pa.Schema) -> None:
+
         check_columns(schema, topic=self.topic, target=self.describe())
         check_login(self.producer_settings())
         check_target(self.servers, self.options, self.topic, self.timeout_s)
@@ -171,6 +170,8 @@ class Kafka(Sink):
         )
 
     def participant(self, context: Context) -> Participant:
+        from semel.sinks.kafka.participant import KafkaParticipant
+
         return KafkaParticipant(self, context)
 
     def evidence(self, pipeline: PipelineId, batches: range) -> Evidence:

@@ -6,7 +6,6 @@ Python takes a second to be made, and ten to find out that there is no token. ka
 
 from __future__ import annotations
 
-import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import ConfigError, SemelError, SinkUnavailable
-from semel.kafka.tokens import OAUTH_CB
-from semel.sinks.kafka.login import KERBEROS, check_login, is_refused, mechanism_of
+from semel.errors import SemelError, SinkUnavailable
+from semel.sinks.kafka.login import check_login, is_refused
 from semel.sinks.kafka.wire.requests import error_of
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException
+from semel.sinks.kafka.login import needs_stand_in, without_login
 
 #: A login by Kerberos takes several steps, and the first one after a start of the broker takes long.
 CONNECT_S_MIN = 3.0
@@ -36,42 +35,6 @@ def admin_client(settings: Mapping[str, Any], unavailable: type[SemelError] = Si
     from confluent_kafka.admin import AdminClient
 
     return StandIn(settings, unavailable) if needs_stand_in(settings) else AdminClient(dict(settings))
-
-
-def needs_stand_in(settings: Mapping[str, Any]) -> bool:
-    return OAUTH_CB in settings or not can_log_in(settings)
-
-
-def can_log_in(settings: Mapping[str, Any]) -> bool:
-    """Whether librdkafka is able to log in as these settings of it say."""
-    return mechanism_of(settings) != KERBEROS or _knows_kerberos()
-
-
-@functools.cache
-def _knows_kerberos() -> bool:
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
-
-    try:
-        AdminClient({"sasl.mechanism": KERBEROS, "security.protocol": "SASL_PLAINTEXT", "log_level": "0"})
-    except KafkaException:
-        return False
-    return True
-
-
-def without_login(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that librdkafka can still look at when it cannot log in."""
-    login = ("sasl.", "security.protocol", OAUTH_CB, "enable.sasl.")
-    return {name: value for name, value in settings.items() if not name.startswith(login)}
-
-
-def no_kerberos_in_librdkafka(what: str) -> ConfigError:
-    return ConfigError(
-        f"{what} need librdkafka, and the one that is installed was built without Kerberos (GSSAPI).",
-        remedy="Install one that has it: apt-get install librdkafka-dev libsasl2-modules-gssapi-mit (of Confluent's "
-        "repository, as new as confluent-kafka), then pip install --no-binary confluent-kafka --force-reinstall "
-        "confluent-kafka. Without it semel writes rows that have no headers and no timestamp.",
-    )
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, Refused, SinkUnavailable
 from semel.sinks.kafka.delivery import DeliveryFailed
+from semel.sinks.kafka.login import needs_stand_in, without_login
 from semel.sinks.kafka.markers import PARTITIONS
 from semel.sinks.kafka.reach import ACL_REMEDY, Reach, bad_options, tidy
-from semel.sinks.kafka.stand_in import needs_stand_in, without_login
 from semel.sinks.kafka.wire.client import Wire
 from semel.sinks.kafka.wire.producer import DirectProducer
 
