@@ -48,9 +48,9 @@ chaos-kafka: $(VENV)/.installed  ## its part from Kafka to Kafka: 350,000 rows, 
 chaos-stores: $(VENV)/.installed  ## its part into Kafka, PostgreSQL and MariaDB at once: a million rows, 50 kills
 	@$(BIN)/python -m tests.chaos.long --only kafka,postgres,mariadb $(ARGS)
 
-lock: $(VENV)/.installed  ## resolve requirements/*.in again
+lock: $(VENV)/.installed  ## resolve requirements/*.in again, for every Python that semel supports
 	@for line in spark40 spark35; do \
-	  $(BIN)/uv pip compile -q --upgrade --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+	  $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	    --no-header --no-annotate --extra dev pyproject.toml requirements/$$line.in -o requirements/$$line.lock; done
 
 clean:  ## remove the environments and what runs left behind; .semel-dev stays, `semel dev down --remove` is for it
