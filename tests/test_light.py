@@ -34,7 +34,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 SINKS: list[tuple[Sink, int]] = [
     (semel.Files("/nowhere/lake"), 24),
     (semel.Sqlite("/nowhere/a.db", "orders"), 27),
-    (semel.Kafka("127.0.0.1:9092", "orders"), 43),
+    (semel.Kafka("127.0.0.1:9092", "orders"), 45),
     (semel.Postgres("postgresql://shop@127.0.0.1/shop", "orders"), 31),
     (semel.MySql("mysql://shop@127.0.0.1/shop", "orders"), 38),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semel.ids import parse_branch
-from semel.model.driver import words
+from semel.model.observer import words
 from semel.model.rules import Rules, batch_of, branch_of, code_of_batch, code_of_branch, code_of_committable
 from semel.model.world import (
     ABORTED,

@@ -31,10 +31,10 @@ from semel.dev.jars import java
 from semel.dev.kafka import KafkaCluster, Security, Tls, kafka
 from semel.errors import BatchFailed, ConfigError, SemelError
 from semel.ids import Branch
+from semel.kafka.connection import to_kafka_python
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka.pool import release_all, settle_all
-from semel.sinks.kafka.wire.client import to_kafka_python
 from tests.contract.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import RECORD, Rig, prepare, prepare_one, records_of, stage, started

@@ -19,10 +19,10 @@ from semel.dev.kerberos import REALM, Kdc, host, kdc
 from semel.errors import BatchFailed, ConfigError, SemelError, SinkUnavailable, SourceUnavailable
 from semel.ids import Branch
 from semel.kafka import tokens as kafka_tokens
+from semel.kafka.login import can_log_in
 from semel.kafka.tokens import Unsecured
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
-from semel.sinks.kafka.login import can_log_in
 from semel.sinks.kafka.pool import release_all
 from semel.sources.kafka_broker import Broker, with_its_tokens
 from tests.contract.harness import attempt, context

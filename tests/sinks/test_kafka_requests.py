@@ -13,17 +13,16 @@ from kafka.errors import ConcurrentTransactionsError, OffsetOutOfRangeError
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.producer import ProduceRequest
 
+from semel.kafka.answers import NO_ANSWER, is_transient
+from semel.kafka.connection import REQUEST_TIMEOUT_MS
 from semel.sinks.kafka.wire.records import cut, encode, record_batch
 from semel.sinks.kafka.wire.requests import (
-    NO_ANSWER,
     PRODUCE_VERSION_MAX,
-    REQUEST_TIMEOUT_MS,
     Batches,
     LogRecord,
     Slice,
     added,
     fetched,
-    is_transient,
     produce_request,
 )
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from semel.errors import ConfigError
+from semel.kafka.connection import keep_passwords_out_of_logs, request_timeout_ms, to_kafka_python
 from semel.kafka.options import connection_options
-from semel.sinks.kafka.wire.client import keep_passwords_out_of_logs, request_timeout_ms, to_kafka_python
 
 
 def translated(**java: str) -> dict[str, object]:

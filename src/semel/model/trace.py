@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from semel.model.driver import words
+from semel.model.observer import words
 from semel.model.world import Label
 
 

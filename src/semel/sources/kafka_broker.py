@@ -60,7 +60,7 @@ class Broker:
         try:
             from confluent_kafka import KafkaException
 
-            from semel.sinks.kafka.stand_in import admin_client
+            from semel.kafka.stand_in import admin_client
         except ImportError:
             raise MissingExtra("Kafka needs confluent-kafka, which is not installed.", extra="kafka") from None
         # What the client would write to stderr is heard through the callback, and told in our own words.

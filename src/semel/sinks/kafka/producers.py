@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from semel.errors import MissingExtra
+from semel.kafka.connection import request_timeout_ms
+from semel.kafka.login import can_log_in, no_kerberos_in_librdkafka
 from semel.kafka.options import connection_options
 from semel.kafka.tokens import OAUTH_CB
 from semel.sinks.kafka.delivery import (
@@ -21,8 +23,7 @@ from semel.sinks.kafka.delivery import (
     Failure,
     patiently,
 )
-from semel.sinks.kafka.login import can_log_in, no_kerberos_in_librdkafka
-from semel.sinks.kafka.wire.client import Wire, request_timeout_ms
+from semel.sinks.kafka.wire.client import Wire
 from semel.sinks.kafka.wire.producer import DirectProducer, suits
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ class Reach:
         settings: dict[str, Any] = {**connection_options(options), "bootstrap.servers": servers, "log_level": "2"}
         settings["error_cb"] = self._errors.append
         try:
-            from semel.sinks.kafka.stand_in import admin_client
+            from semel.kafka.stand_in import admin_client
 
             self.admin: AdminClient = admin_client(settings)
         except KafkaException as error:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel.errors import ConfigError
 from semel.ids import Branch, PipelineId, to_sink_name
+from semel.kafka.login import can_log_in, check_login, no_kerberos_in_librdkafka
 from semel.kafka.options import hide_secrets, java_to_librdkafka, with_tokens
 from semel.kafka.tokens import OAUTH_CB, TokenProvider
 from semel.sinks.base import Capabilities, Context, Participant, Sink, Writer
 from semel.sinks.evidence import Evidence
-from semel.sinks.kafka.login import can_log_in, check_login, no_kerberos_in_librdkafka
 from semel.sinks.kafka.producers import BY_ITSELF, LIBRDKAFKA, PRODUCERS
 from semel.sinks.kafka.rows import check_columns
 from semel.sinks.kafka.topics import check_options, check_target

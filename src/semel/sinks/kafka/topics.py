@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, Refused, SinkUnavailable
+from semel.kafka.login import needs_stand_in, without_login
 from semel.sinks.kafka.delivery import DeliveryFailed
-from semel.sinks.kafka.login import needs_stand_in, without_login
 from semel.sinks.kafka.markers import PARTITIONS
 from semel.sinks.kafka.reach import ACL_REMEDY, Reach, bad_options, tidy
 from semel.sinks.kafka.wire.client import Wire

@@ -14,10 +14,10 @@ from typing import Any
 
 from semel.errors import ConfigError, SinkUnavailable
 from semel.ids import PipelineId
+from semel.kafka.connection import to_kafka_python
 from semel.kafka.options import connection_options
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka.reach import Reach
-from semel.sinks.kafka.wire.client import to_kafka_python
 from semel.sources.kafka_broker import Broker
 from semel.verify.history import Look
 from semel.verify.readers.base import NumberOf, Reader

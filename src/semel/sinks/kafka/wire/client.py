@@ -7,21 +7,17 @@ requests and reads the answers, and kafka_login says how to log in.
 
 from __future__ import annotations
 
-import logging
-import re
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.deadline import limited
-from semel.errors import ConfigError, MissingExtra, SinkUnavailable
-from semel.kafka.options import connection_options, java_to_librdkafka
-from semel.kafka.tokens import OAUTH_CB
-from semel.sinks.kafka.login import KERBEROS, OAUTHBEARER, check_login, login_words, mechanism_of, telling_client
+from semel.errors import ConfigError, SinkUnavailable
+from semel.kafka.answers import error_of, name_of, raise_for
+from semel.kafka.login import check_login
+from semel.kafka.options import connection_options
 from semel.sinks.kafka.reach import ACL_REMEDY, LOGIN_REMEDY, Reach
 from semel.sinks.kafka.wire.requests import (
-    REQUEST_TIMEOUT_MS,
     Answer,
     Batches,
     Slice,
@@ -30,21 +26,19 @@ from semel.sinks.kafka.wire.requests import (
     added,
     describe_request,
     end_request,
-    error_of,
     fetch_request,
     fetched,
     list_offsets_request,
     log_end,
-    name_of,
     open_transactions_request,
     produce_request,
     produced,
-    raise_for,
     start_producer_request,
 )
 
 if TYPE_CHECKING:
     from kafka.admin import KafkaAdminClient
+from semel.kafka.connection import client_for, request_timeout_ms, require_kafka_python, to_kafka_python
 
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_S_MAX = 0.5
@@ -52,40 +46,6 @@ RETRY_PAUSE_S_MAX = 0.5
 #: in the cluster.
 LISTING_S = 3.0
 
-#: librdkafka's setting -> kafka-python's, where both take the same text.
-WORDS = {
-    "security.protocol": "security_protocol",
-    "sasl.mechanism": "sasl_mechanism",
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "ssl.ca.location": "ssl_cafile",
-    "ssl.certificate.location": "ssl_certfile",
-    "ssl.crl.location": "ssl_crlfile",
-    "ssl.key.location": "ssl_keyfile",
-    "ssl.key.password": "ssl_password",
-    "client.dns.lookup": "client_dns_lookup",
-    "client.id": "client_id",
-}
-#: The same for numbers.
-NUMBERS = {
-    "connections.max.idle.ms": "connections_max_idle_ms",
-    "metadata.max.age.ms": "metadata_max_age_ms",
-    "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
-    "reconnect.backoff.ms": "reconnect_backoff_ms",
-    "socket.receive.buffer.bytes": "receive_buffer_bytes",
-    "socket.send.buffer.bytes": "send_buffer_bytes",
-}
-#: The largest idle time that kafka-python takes; librdkafka's 0 is for ever.
-FOR_EVER_MS = 2**31 - 1
-HOSTNAME_CHECK, VERIFICATION = "ssl.endpoint.identification.algorithm", "enable.ssl.certificate.verification"
-
-#: A producer does not care for its rack.
-CONNECTION_FOLLOWED = frozenset({"bootstrap.servers", "client.rack", VERIFICATION, OAUTH_CB})
-
-#: What kafka-python can do. Kerberos needs a further library.
-LOGINS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER, KERBEROS)
-#: What of these logins has other words there; see kafka_login.
-OTHER_LOGINS = re.compile(r"sasl\.(oauthbearer\..*|kerberos\.(service\.name|principal|keytab))")
 
 T = TypeVar("T")
 
@@ -335,52 +295,9 @@ class Wire:
         return answer
 
 
-def follows(name: str) -> bool:
-    """Whether a setting of the connection means here what it means to librdkafka, or is refused by name."""
-    known = name in WORDS or name in NUMBERS or name in CONNECTION_FOLLOWED
-    return known or name.startswith(("sasl.", "ssl.", "https.", "enable.sasl."))
-
-
-def request_timeout_ms(options: Mapping[str, Any]) -> int:
-    """How long one request may take before it is sent again."""
-    return int(java_to_librdkafka(options).get("request.timeout.ms", REQUEST_TIMEOUT_MS))
-
-
-def to_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of librdkafka that say how to reach the brokers, in kafka-python's words.
-
-    Of those that say who we are and whom we trust none is left out: what kafka-python cannot do is refused.
-    """
-    found: dict[str, Any] = {WORDS[name]: value for name, value in options.items() if name in WORDS}
-    found |= {NUMBERS[name]: int(value) for name, value in options.items() if name in NUMBERS}
-    if found.get("connections_max_idle_ms") == 0:
-        found["connections_max_idle_ms"] = FOR_EVER_MS
-    if "security_protocol" in found:
-        found["security_protocol"] = found["security_protocol"].upper()
-    if options.get(HOSTNAME_CHECK) == "none":
-        found["ssl_check_hostname"] = False
-    known = {*WORDS, HOSTNAME_CHECK}
-    unknown = sorted(name for name in options if name.startswith(("sasl.", "ssl.")) and name not in known)
-    mechanism = mechanism_of(options) or "PLAIN"
-    if mechanism in (OAUTHBEARER, KERBEROS):
-        unknown = [name for name in unknown if not OTHER_LOGINS.fullmatch(name)]
-        found |= {"sasl_mechanism": mechanism, **login_words(options)}
-    if mechanism not in LOGINS:
-        unknown.insert(0, f"sasl.mechanism={mechanism}")
-    if options.get(VERIFICATION, "true").lower() not in ("true", "t", "1"):
-        unknown.append(f"{VERIFICATION}={options[VERIFICATION]}")
-    if unknown:
-        raise ConfigError(
-            f"The Kafka sink's control path cannot do what {', '.join(unknown)} says.",
-            remedy="Log in by PLAIN, SCRAM, OAUTHBEARER or GSSAPI, and name certificates as PEM files: ssl.ca.location "
-            "and so on.",
-        )
-    return found
-
-
 def _connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> KafkaAdminClient:
     from_librdkafka = connection_options(options)
-    _require_kafka_python()
+    require_kafka_python()
     settings = to_kafka_python(from_librdkafka)
     check_login(from_librdkafka)
     # kafka-python tells nobody why it cannot connect.
@@ -388,44 +305,11 @@ def _connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> Kafk
     from kafka.errors import KafkaError
 
     try:
-        made: KafkaAdminClient = _client(servers, settings, request_timeout_ms(options), timeout_s)
+        made: KafkaAdminClient = client_for(servers, settings, request_timeout_ms(options), timeout_s)
         return made
     except KafkaError as error:
         _raise_unless_transient("the connection", servers, error)
         raise SinkUnavailable(f"Kafka at {servers} cannot be reached: {error}.") from None
-
-
-def connect(servers: str, options: Mapping[str, Any], timeout_s: float) -> Any:
-    """A client of kafka-python, for the settings of librdkafka. Raises the errors of kafka-python."""
-    _require_kafka_python()
-    return _client(servers, to_kafka_python(options), request_timeout_ms(options), timeout_s)
-
-
-def _require_kafka_python() -> None:
-    try:
-        import kafka.admin  # noqa: F401 - asked for here, so that its absence is said in our words
-    except ImportError:
-        other = getattr(sys.modules.get("kafka"), "__file__", None)
-        if other is not None:
-            raise ConfigError(f"{other} hides the library kafka-python.", remedy="Give it another name.") from None
-        raise MissingExtra("The Kafka sink needs kafka-python, which is not installed.", extra="kafka") from None
-
-
-def _client(servers: str, settings: Mapping[str, Any], request_ms: int, timeout_s: float) -> Any:
-    keep_passwords_out_of_logs()
-    usual = {"client_id": "semel", "reconnect_backoff_max_ms": 1000}
-    return telling_client(
-        bootstrap_servers=[server.strip() for server in servers.split(",")],
-        request_timeout_ms=min(request_ms, int(timeout_s * 1000)),
-        bootstrap_timeout_ms=int(timeout_s * 1000),
-        **{**usual, **settings},
-    )
-
-
-def keep_passwords_out_of_logs() -> None:
-    """At level DEBUG kafka-python tells its log all, the password included. Otherwise the user's levels stay."""
-    logger = logging.getLogger("kafka")
-    logger.setLevel(max(logging.INFO, logger.getEffectiveLevel()))
 
 
 def _raise_unless_transient(what: str, servers: str, error: Any) -> None:

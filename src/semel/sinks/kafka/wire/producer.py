@@ -16,6 +16,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from semel.kafka.answers import NO_ANSWER, is_transient
+from semel.kafka.connection import follows
 from semel.kafka.options import CONNECTION
 from semel.sinks.kafka.delivery import TOO_LARGE, UNASSIGNED, DeliveryFailed, Failure
 from semel.sinks.kafka.wire.batches import (
@@ -29,7 +31,7 @@ from semel.sinks.kafka.wire.batches import (
     rows_within,
     steps,
 )
-from semel.sinks.kafka.wire.client import Wire, follows
+from semel.sinks.kafka.wire.client import Wire
 from semel.sinks.kafka.wire.records import (
     BATCH_BYTES,
     CODECS,
@@ -40,7 +42,7 @@ from semel.sinks.kafka.wire.records import (
     partitions_by_key,
     record_batch,
 )
-from semel.sinks.kafka.wire.requests import NO_ANSWER, Answer, Transaction, is_transient
+from semel.sinks.kafka.wire.requests import Answer, Transaction
 
 if TYPE_CHECKING:
     import numpy as np

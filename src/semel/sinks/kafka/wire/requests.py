@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-REQUEST_TIMEOUT_MS = 10_000
+from semel.kafka.answers import NO_ANSWER, error_of, name_of, raise_for
+from semel.kafka.connection import REQUEST_TIMEOUT_MS
+
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 END_TXN_VERSION_MAX = 4
 INIT_PRODUCER_VERSION_MAX = 4
@@ -29,8 +31,6 @@ METADATA_VERSION_MIN = 10
 #: From this version on a leader may say that it does not know the end yet.
 LIST_OFFSETS_VERSION_MIN = 5
 LATEST = -1
-#: What a request comes to when the connection breaks, or nothing comes back in time.
-NO_ANSWER = "NO_ANSWER"
 
 #: topic -> partition -> a record batch, in pieces that follow each other.
 Batches = Mapping[str, Mapping[int, Sequence[bytes | memoryview]]]
@@ -253,37 +253,6 @@ def fetch_request(topic: str, partition: int, offset: int) -> Any:
 
 
 # What brokers answer ------------------------------------------------------------------------------------------------
-
-
-def error_of(code: int) -> Any:
-    from kafka.errors import for_code
-
-    return for_code(code)
-
-
-def name_of(code: int) -> str:
-    """The name of an answer, such as NO_ERROR or INVALID_PRODUCER_EPOCH."""
-    return str(error_of(code).message)
-
-
-def raise_for(code: int) -> None:
-    if code:
-        raise error_of(code)()
-
-
-def is_transient(answer: str) -> bool:
-    """Whether the same request may have another answer later; none at all is such an answer."""
-    return answer == NO_ANSWER or answer in _transient_answers()
-
-
-@functools.cache
-def _transient_answers() -> frozenset[str]:
-    from kafka import errors
-
-    known: list[Any] = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    return frozenset(
-        str(kind.message) for kind in known if getattr(kind, "retriable", False) and hasattr(kind, "message")
-    )
 
 
 def added(response: Any) -> tuple[str, str]:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import SemelError, SinkUnavailable
-from semel.sinks.kafka.login import check_login, is_refused
-from semel.sinks.kafka.wire.requests import error_of
+from semel.kafka.answers import error_of
+from semel.kafka.login import check_login, is_refused
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException
-from semel.sinks.kafka.login import needs_stand_in, without_login
+from semel.kafka.login import needs_stand_in, without_login
 
 #: A login by Kerberos takes several steps, and the first one after a start of the broker takes long.
 CONNECT_S_MIN = 3.0
@@ -199,7 +199,7 @@ class StandIn:
             raise self._told(_code_of(error), _words_of(error)) from None
 
     def _client(self, timeout_s: float) -> Any:
-        from semel.sinks.kafka.wire.client import connect
+        from semel.kafka.connection import connect
 
         if self._connected is None:
             check_login(self._settings)
