@@ -23,6 +23,8 @@ TASK = 1
 MANIFEST = 1
 #: Rows of `semel_ledger` in a SQL database, SQLite included: the column `format`.
 LEDGER = 1
+#: Requests of MySql's `dedup` that wait in `semel_due_...`, for days, to delete what they have inserted.
+REQUESTS = 1
 #: Markers and fences in Kafka's control topic. It is shared: a newer record of another pipeline is passed over.
 CONTROL_TOPIC = 1
 

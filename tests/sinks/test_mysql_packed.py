@@ -12,6 +12,7 @@ import pyarrow as pa
 import pymysql
 import pytest
 
+from semel import formats
 from semel.errors import BatchFailed, SinkUnavailable
 from semel.ids import Branch
 from semel.protocol.events import Outcome
@@ -51,7 +52,7 @@ def test_a_request_is_stored_as_it_will_be_sent(db: Database, mode: str) -> None
     ((number, count, layout, keys, body),) = stage(db, db.sink(mode), rows((1, "a"), (2, None)))
     assert (number, count) == (0, 2)
     key = ["id"] if mode == "dedup" else []
-    assert json.loads(layout) == {"columns": [["id", 8, 0], ["text", 252, 0]], "key": key}
+    assert json.loads(layout) == {"format": formats.REQUESTS, "columns": [["id", 8, 0], ["text", 252, 0]], "key": key}
     one, two = b"\0" + (1).to_bytes(8, "little"), b"\0" + (2).to_bytes(8, "little")
     assert body == one + b"\0\1a" + two + b"\1"
     assert keys == (one + two if mode == "dedup" else None)

@@ -160,6 +160,24 @@ def test_what_was_stored_as_requests_waits_for_a_connection_that_can_send_them(
     assert (remembered(db, sink), db.rows()) == ([(1,), (2,)], [(1, "a"), (1, "c"), (2, "b")])
 
 
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ("JSON_SET(semel_layout, '$.format', 2)", [(1,), (2,), (3,)]),
+        ("JSON_REMOVE(semel_layout, '$.format')", [(3,)]),
+    ],
+    ids=["newer", "of 0.1.0"],
+)
+def test_requests_that_a_newer_semel_has_stored_are_left_to_it(db: Database, changed: str, kept: list[Any]) -> None:
+    sink = db.sink("dedup", retention_s=60)
+    write(sink, rows((1, "a"), (2, "b")))
+    due = sink.place.named(due_table(sink))
+    db.run(f"UPDATE {due} SET semel_layout = {changed}")  # noqa: S608 - ours
+    age(db, sink)
+    write(sink, rows((3, "c")), incarnation=2)
+    assert remembered(db, sink) == kept
+
+
 def test_old_ids_are_found_by_an_index(db: Database, staging: str) -> None:
     """By the key where requests delete them, also if it is a text, else by the token."""
     sink = db.sink("dedup", key=["text"], retention_s=60)

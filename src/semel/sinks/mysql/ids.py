@@ -6,8 +6,8 @@
 An id has a row of its own, with the token of the stage that brought it; another stage that brings it again finds it and
 leaves it alone. When it may be forgotten is written down for all ids of a stage at once: an index by time would cost as
 much as the ids themselves (docs/performance.md). Where tasks have packed the ids, the request that inserted them is
-kept, and deletes those with its token in the end. Else they are found by the token alone, for which a server that knows
-no such requests has an index.
+kept, with the number of its format, and deletes those with its token in the end. Else they are found by the token
+alone, for which a server that knows no such requests has an index.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import secrets
 from typing import TYPE_CHECKING
 
+from semel import formats
 from semel.sinks.mysql.connection import quote
 from semel.sinks.mysql.loaders.bulk import BLOB, VAR_STRING
 from semel.sinks.mysql.store import columns_of, engine_of
@@ -97,9 +98,8 @@ def forget_old(sink: MySql, session: Session) -> None:
     if not session.connection.extensions & STMT_BULK_OPERATIONS:
         by_request = {}
     texts = {c.name.lower() for c in columns_of(session, sink.place, seen_table(sink)) if c.charset}
-    for number, token in by_request.items():
-        _delete_packed(sink, session, number, token, texts)
-    _delete_listed(sink, session, "{due} WHERE semel_number", [*by_token, *by_request])
+    sent = [number for number, token in by_request.items() if _delete_packed(sink, session, number, token, texts)]
+    _delete_listed(sink, session, "{due} WHERE semel_number", [*by_token, *sent])
 
 
 def _delete_listed(sink: MySql, session: Session, where: str, numbers: list[int]) -> None:
@@ -109,11 +109,16 @@ def _delete_listed(sink: MySql, session: Session, where: str, numbers: list[int]
         session(f"DELETE FROM {where} IN ({places})", listed, **names_of(sink))  # noqa: S608 - our own words
 
 
-def _delete_packed(sink: MySql, session: Session, number: int, token: int, texts: set[str]) -> None:
-    """`texts` are the columns of text, and compared as such: for bytes a server does not look into an index of text."""
+def _delete_packed(sink: MySql, session: Session, number: int, token: int, texts: set[str]) -> bool:
+    """Send a stored request; one that a newer semel has stored is left to it. Returns whether it was sent.
+
+    `texts` are the columns of text, and compared as such: for bytes a server does not look into an index of text.
+    """
     sql = "SELECT semel_layout, semel_keys FROM {due} WHERE semel_number = %s"
     ((layout, body),) = session(sql, (number,), **names_of(sink))
     described = json.loads(layout)
+    if formats.is_newer(described.get("format", formats.FIRST), formats.REQUESTS):
+        return False
     types = {name: (kind, flag) for name, kind, flag in described["columns"]}
     types |= {name: (VAR_STRING, 0) for name, (kind, _) in types.items() if kind == BLOB and name.lower() in texts}
     same = " AND ".join(f"{quote(name)} = ?" for name in described["key"])
@@ -125,3 +130,4 @@ def _delete_packed(sink: MySql, session: Session, number: int, token: int, texts
         statement.execute_bulk([statement.head([types[name] for name in described["key"]]), body])
     finally:
         statement.close()
+    return True

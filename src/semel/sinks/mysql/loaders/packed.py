@@ -6,10 +6,11 @@ are: to stage a row costs a fifth, and to move it what it cost before (docs/perf
 
     a packed stage    number | rows | layout | keys, in mode dedup | body
 
-The layout says of each column of the body its name, type and flag, and which columns the keys are.
+The layout says of each column of the body its name, type and flag, which columns the keys are, and the number of this
+format: mode dedup keeps the keys for as long as it remembers them.
 
 A server without such requests, a row that fills a packet, and modes that must look at rows once more in SQL have plain
-stages (mysql_writer, mysql_moves).
+stages (`writer`, `moves`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from semel import formats
 from semel.sinks.mysql.connection import number_of, pymysql_, quote
 from semel.sinks.mysql.loaders.base import Loader, expect
 from semel.sinks.mysql.loaders.bulk import BLOB, LONG, TOO_MANY_STATEMENTS, VAR_STRING, Binary, Bulk, encode
@@ -93,7 +95,7 @@ class Packer(Bulk):
 
     def head(self, batch: pa.RecordBatch, ways: Sequence[Binary]) -> bytes:
         columns = [(name, way.type, way.flag) for name, way in zip(batch.schema.names, ways, strict=True)]
-        return json.dumps({"columns": columns, "key": list(self.key)}).encode()
+        return json.dumps({"format": formats.REQUESTS, "columns": columns, "key": list(self.key)}).encode()
 
     def keep(self, part: pa.RecordBatch, first: int, count: int) -> None:
         if self.key:
