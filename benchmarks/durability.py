@@ -18,7 +18,7 @@ from pathlib import Path
 
 from semel.runtime.durability import CheckpointSync, How
 
-PARTITIONS = (0, 1, 4, 200)
+PARTITIONS = (0, 1, 4, 16, 200)
 NEIGHBOUR_BYTES = 256 << 20
 WAYS: tuple[How, ...] = ("fsync", "syncfs", "auto")
 
