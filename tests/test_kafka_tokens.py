@@ -285,6 +285,8 @@ def test_what_an_endpoint_answers_instead_is_told(
 
 
 def test_an_endpoint_that_is_away_is_told(endpoint: Endpoint) -> None:
+    # While somebody still waits for connections, the kernel takes one more and then resets it.
+    endpoint.server.shutdown()
     endpoint.server.server_close()
     with pytest.raises(SinkUnavailable, match=r"gave no token: .*Connection refused") as caught:
         asked(endpoint.options()).token()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import semel
-from semel.decisions.records import encode
+from semel.decisions.records import VERSION, encode
 from semel.errors import (
     AnotherPipeline,
     CheckpointError,
@@ -254,11 +254,11 @@ def test_a_damaged_decision_is_never_guessed_at(writer: StreamWriter, tmp_path: 
 def test_a_record_of_a_newer_semel_is_refused(writer: StreamWriter, tmp_path: Path) -> None:
     run(writer)
     record = undo_the_last_checkpoint(tmp_path)
-    record.write_bytes(encode({"kind": "decided"}).replace(b'"version": 1', b'"version": 7'))
+    record.write_bytes(encode({"kind": "decided"}).replace(f'"version": {VERSION}'.encode(), b'"version": 7'))
     with pytest.raises(NewerRecord) as caught:
         writer.start()
     assert lines(caught.value) == (
-        f"The record {record} has version 7; this semel reads up to 1.",
+        f"The record {record} has version 7; this semel reads up to {VERSION}.",
         AS_BEFORE,
         "Run this pipeline with the newer semel that wrote the record.",
     )

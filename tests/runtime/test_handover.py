@@ -208,6 +208,8 @@ def test_who_is_superseded_leaves_the_end_of_its_batch_to_the_newer_one(
 
 
 LOST = "[STREAM_FAILED] Query terminated: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
+#: What Spark says when the file came to be there while it was writing its own.
+LOST_WHILE_WRITING = "Multiple streaming queries are concurrently using file:/shop/checkpoint/commits."
 
 
 RESTORED = f"[STREAM_FAILED] Query terminated: semel.errors.PlanRestored: {restored(7, [])}"
@@ -227,10 +229,13 @@ def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Run:
     return Run("orders", running, begin=begin)
 
 
-def test_it_is_started_again_only_so_often() -> None:
+@pytest.mark.parametrize(
+    ("said", "told_as"), [(LOST, "CONCURRENT_STREAM_LOG_UPDATE"), (LOST_WHILE_WRITING, "concurrently using file:/shop")]
+)
+def test_it_is_started_again_only_so_often(said: str, told_as: str) -> None:
     begun, told = list[int](), list[Happening]()
-    with pytest.raises(SemelError, match=r"Pipeline orders failed: .*CONCURRENT_STREAM_LOG_UPDATE"):
-        watch([lost(None, begun)], StopSignals(), told.append)
+    with pytest.raises(SemelError, match=rf"Pipeline orders failed: .*{told_as}"):
+        watch([lost(None, begun, said)], StopSignals(), told.append)
     assert len(begun) == HANDOVER.restarts
     assert [h.event for h in told] == ["started"] * HANDOVER.restarts + ["failed"]
 

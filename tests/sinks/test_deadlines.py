@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -34,6 +35,7 @@ from semel.sinks.base import Participant, Sink, StagedPart
 from semel.sinks.sql import participant as sql_participant
 from tests.contract.harness import context
 from tests.planned import plans
+from tests.processes import wait_until
 from tests.sinks import kafka_rig, mysql_rig
 from tests.sinks.kafka_rig import Rig
 from tests.sinks.participants import rows
@@ -360,12 +362,22 @@ def test_a_backup_that_has_read_the_staging_tables_of_mariadb_holds_up_no_commit
 # A broker that accepts and never answers ------------------------------------------------------------------------------
 
 
+def state_of(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 @contextmanager
 def halting(cluster: KafkaCluster) -> Iterator[Callable[[], None]]:
     """What is yielded halts the broker: its port accepts connections, and nobody answers on them."""
     (pid,) = [member.process.pid for member in cluster.members()]
+
+    def halt() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        # A thread that runs on another processor may answer one more request before it hears of it.
+        wait_until(lambda: {state_of(task) for task in Path(f"/proc/{pid}/task").iterdir()} == {"T"})
+
     try:
-        yield lambda: os.kill(pid, signal.SIGSTOP)
+        yield halt
     finally:
         os.kill(pid, signal.SIGCONT)
 

@@ -30,6 +30,8 @@ TokenProvider = Callable[[], tuple[str, float]]
 OAUTH_CB = "oauth_cb"
 #: librdkafka asks again after four fifths of the time, and is to get a new one then.
 REFRESH_AT = 0.75
+#: A token that is handed over must still be good when the broker looks at it, which a busy machine delays.
+MARGIN_S = 1.0
 #: Whoever returns more has returned a point in time.
 LIFETIME_S_MAX = 10 * 365 * 24 * 3600.0
 ENDPOINT_TIMEOUT_S = 10.0
@@ -102,7 +104,8 @@ class TokenSource:
             ) from None
         now = time.time()
         lifetime_s = self._checked(said)
-        return Token(said[0], now + lifetime_s, now + REFRESH_AT * lifetime_s)
+        kept_s = max(lifetime_s / 2, min(REFRESH_AT * lifetime_s, lifetime_s - MARGIN_S))
+        return Token(said[0], now + lifetime_s, now + kept_s)
 
     def _checked(self, said: Any) -> float:
         if not isinstance(said, tuple) or len(said) != 2 or not isinstance(said[0], str):

@@ -273,7 +273,8 @@ def tell_ends(runs: Sequence[Run], hear: Hear) -> None:
 
 #: What Spark says when another one has written the same file of the checkpoint, and what we say of it.
 LOST_A_RACE = re.compile(
-    r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming jobs detected|FileAlreadyExistsException.*/(offsets|commits)/"
+    r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming jobs detected|Multiple streaming queries are concurrently using"
+    r"|FileAlreadyExistsException.*/(offsets|commits)/"
     rf"|{PlanRestored.__name__}: |{PLAN_OVERWRITTEN}"
 )
 
