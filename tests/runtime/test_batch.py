@@ -16,10 +16,10 @@ from semel.decisions.memory import MemoryStore
 from semel.errors import BatchFailed, CommitStalled, DecisionUnknown, Fenced, InDoubt, SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Aborted, Committable, Decided, Outcome
-from semel.runtime.batch import TIDY_EVERY_BATCHES, Coordinator, Limits, Only, Stage
+from semel.runtime.batch import TIDY_AGAIN_S, TIDY_EVERY_BATCHES, TIDY_SHARE, Coordinator, Limits, Only, Stage
 from semel.runtime.commits import Committers, Waiting
 from semel.runtime.startup import close_open_slot
-from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
+from semel.sinks.base import Context, Participant, Remains, Sight, StagedPart, committable_for
 from tests.planned import plans
 
 PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
@@ -647,8 +647,61 @@ def test_after_trouble_what_lost_tries_left_is_tidied_as_soon_as_the_store_is_th
     a.calls.clear()
     a.cannot_abort = 1
     c.tidy(4)
-    assert (a.calls, b.calls[-1]) == (["abort away"], "commit 0")
+    # The other store is tidied all the same.
+    assert (a.calls, b.calls[-1]) == (["abort away"], "abort []")
     c.tidy(5)
-    assert (a.calls, b.calls[-1]) == (["abort away", "abort [7]"], "abort []")
+    assert a.calls == ["abort away"]
+    PAUSES.append(TIDY_AGAIN_S)
     c.tidy(6)
+    assert a.calls == ["abort away", "abort [7]"]
+    c.tidy(7)
     assert len(a.calls) == 2
+
+
+class OneBrokerAway(Scripted):
+    """Of its branches those of task 1 are on a broker that does not answer, which is found out after a while."""
+
+    takes_s = 4.0
+    is_away = True
+
+    def recover(self) -> Remains:
+        raise SinkUnavailable("ListTransactions: one broker is away.")
+
+    def in_sight(self) -> Sight:
+        self.calls.append("in sight")
+        if not self.is_away:
+            return Sight(self.left)
+        PAUSES.append(self.takes_s)
+        return Sight(tuple(b for b in self.left if b.task != 1), "no answer from broker 2")
+
+
+def test_a_broker_that_is_away_is_waited_for_by_few_batches_and_its_branches_are_not_forgotten() -> None:
+    a = OneBrokerAway("a")
+    c = coordinator(a)
+    c.had_trouble = True
+    a.left = tuple(Branch(c.attempt(4, 0), "a", task, 9) for task in (0, 1))
+    began = sum(PAUSES)
+    for batch in range(4, 4 + 90):
+        c.tidy(batch)
+        PAUSES.append(1.0)
+    waited_s = a.calls.count("in sight") * a.takes_s
+    assert 0 < waited_s < (sum(PAUSES) - began) / TIDY_SHARE + 2 * a.takes_s
+    assert c.had_trouble
+    assert "abort [0]" in a.calls
+    a.is_away = False
+    PAUSES.append(TIDY_SHARE * a.takes_s)
+    a.calls.clear()
+    c.tidy(96)
+    assert a.calls == ["in sight", "abort [0, 1]"]
+    assert not c.had_trouble
+
+
+def test_what_is_in_sight_is_rolled_back_though_a_broker_is_away() -> None:
+    a, b = OneBrokerAway("a"), Scripted("b", refuses=BatchFailed("A row does not fit."))
+    c = coordinator(a, b)
+    a.left = tuple(Branch(c.attempt(4, 0), "a", task, 0) for task in (0, 1, 2))
+    with pytest.raises(BatchFailed, match="does not fit"):
+        c.exactly_once(4, stage)
+    assert a.calls == ["prepare 0", "in sight", "abort [0, 2]"]
+    # The rest is for the tidying after a later batch, or for the next start, which asks for all.
+    assert c.had_trouble

@@ -30,7 +30,7 @@ from semel.errors import (
     SinkUnavailable,
 )
 from semel.failpoints import failpoint
-from semel.ids import Attempt
+from semel.ids import Attempt, Branch
 from semel.protocol.events import (
     CommitAnswered,
     Committable,
@@ -74,6 +74,9 @@ LAST_WORDS_S = 1.0
 CLOSE_S_MAX = 5.0
 #: What is dropped only to be tidy holds up no batch for longer, in each sink: the next tidying or start drops it.
 TIDY_S_MAX = 30.0
+#: After a tidying that was not complete: the pause, and how much longer than that tidying it is at the least.
+TIDY_AGAIN_S = 10.0
+TIDY_SHARE = 10
 
 #: By these words a query is known that only has to be started again.
 PLAN_OVERWRITTEN = "Another driver has written it meanwhile"
@@ -150,6 +153,7 @@ class Coordinator:
     tell: Callable[[Waiting], None] = lambda _: None
     #: Whether the query is being stopped, asked while a commit takes long.
     is_stopped: Callable[[], bool] = lambda: False
+    _tidy_not_before: float = float("-inf")
     _under_way: Work | None = None
     _abandoned: threading.Event = field(default_factory=threading.Event)
 
@@ -193,21 +197,32 @@ class Coordinator:
     def tidy(self, batch: int) -> None:
         """Once in a while forget old journals; then, and after trouble, drop what is left up to this committed batch.
 
-        Lost tries of tasks and of the batch leave something behind. A store that is away is tidied another time.
+        Lost tries of tasks and of the batch leave something behind. A store that is away is tidied another time, and
+        the longer it took to find it away, the later.
         """
         is_due = batch % TIDY_EVERY_BATCHES == TIDY_EVERY_BATCHES - 1
         if is_due and self.log is not None:
             self.log.prune(before_batch=batch - BATCHES_KEPT)
-        if not (is_due or self.had_trouble):
+        began = self.clock()
+        if not (is_due or (self.had_trouble and began >= self._tidy_not_before)):
             return
+        undone = [why for p in self.participants.values() if (why := self._drop(p, lambda b: b.attempt.batch <= batch))]
+        self.had_trouble = bool(undone)
+        if undone:
+            now = self.clock()
+            self._tidy_not_before = now + max(TIDY_AGAIN_S, TIDY_SHARE * (now - began))
+            why = " ".join(undone)
+            _LOG.warning("batch %s is committed; what lost tries of it left is not dropped yet: %s", batch, why)
+
+    def _drop(self, participant: Participant, is_lost: Callable[[Branch], bool]) -> str:
+        """Abort what is lost and in sight. Returns what kept it from being all; a start finds the rest."""
         try:
-            for participant in self.participants.values():
-                with within(TIDY_S_MAX):
-                    participant.abort(b for b in participant.recover().branches if b.attempt.batch <= batch)
-            self.had_trouble = False
-        except SinkUnavailable as error:
-            self.had_trouble = True
-            _LOG.warning("batch %s is committed; what lost tries of it left is not dropped yet: %s", batch, error.what)
+            with within(TIDY_S_MAX):
+                sight = participant.in_sight()
+                participant.abort(branch for branch in sight.branches if is_lost(branch))
+        except Exception as error:  # noqa: BLE001 - nothing of a batch depends on it
+            return f"{cause_of(error)}."
+        return f"{sight.missing}." if sight.missing else ""
 
     # Exactly once -----------------------------------------------------------------------------------------------------
 
@@ -571,13 +586,13 @@ class Coordinator:
         raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=work.data_now)
 
     def roll_back(self, attempt: Attempt) -> None:
-        """Abort all branches of an attempt, those of tasks that never reported included. Best effort: starts sweep."""
+        """Abort all branches of an attempt, those of tasks that never reported included. Best effort: starts sweep.
+
+        The cause is being raised already, or told.
+        """
         for participant in self.participants.values():
-            try:
-                with within(TIDY_S_MAX):
-                    participant.abort(b for b in participant.recover().branches if b.attempt == attempt)
-            except Exception:  # noqa: BLE001, S112 - the cause is being raised already; the next start sweeps
-                continue
+            if self._drop(participant, lambda branch: branch.attempt == attempt):
+                self.had_trouble = True
 
     def _require_known_sinks(self, committables: Iterable[Committable], batch: int) -> None:
         unknown = sorted({c.sink for c in committables} - set(self.participants))
