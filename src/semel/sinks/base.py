@@ -185,7 +185,7 @@ class Sink(ABC):
     """
 
     kind: ClassVar[str]
-    #: What tasks of this sink import besides semel and pyarrow.
+    #: What tasks of this sink import besides semel, pyarrow, and crc32c where it commits by task.
     modules: ClassVar[tuple[str, ...]] = ()
 
     name: str = field(default="", kw_only=True)
