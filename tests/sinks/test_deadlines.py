@@ -260,6 +260,28 @@ def test_a_lock_that_somebody_holds_in_mariadb_is_waited_for_until_the_time_is_o
     assert maria.staged() == []
 
 
+# Work that takes long -------------------------------------------------------------------------------------------------
+
+SLOW = """
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep({seconds}); RETURN NULL; END';
+CREATE TRIGGER slow BEFORE INSERT ON orders FOR EACH STATEMENT EXECUTE FUNCTION slow();
+"""
+
+
+def test_a_start_that_moves_the_rows_of_a_dead_driver_takes_as_long_as_that_takes(db: Database) -> None:
+    """If it had no more than the seconds of a commit, every start would stall again."""
+    sink, log = db.keyed("ledger", piece_rows=1, timeout_s=60), MemoryStore()
+    db.run("CREATE TABLE orders (id bigint, text text)")
+    decided_and_lost(sink, log)
+    db.run(SLOW.format(seconds=0.7 * PATIENCE_S))
+    with living(sink, log, 2) as life:
+        assert life.run().how == "forwarded"
+        assert life.seconds > 2 * PATIENCE_S
+        assert {(w.sinks, w.visible) for w in life.told} == {((sink.name,), ())}
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+    assert db.staged() == []
+
+
 Lock = Callable[[], object]
 
 

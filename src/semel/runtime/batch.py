@@ -100,7 +100,8 @@ class Limits:
 
     By default a store may be away for half a minute before the decision, and for a minute after it: a pipeline that
     stops then leaves a batch visible in some stores and not in others. `commit_patience_s` is all that the commit of a
-    decided batch may take, tries and pauses included, whatever a store does.
+    decided batch may take, tries and pauses included, whatever a store does. It begins again with each part of the
+    rows that a commit has to move once more, because the driver that had moved them is dead.
     """
 
     stage_patience_s: float = 40.0
@@ -525,7 +526,7 @@ class Coordinator:
         now, rhythm = self.clock(), work.rhythm
         if rhythm is None or not rhythm.is_due(now):
             return
-        waited_s, patience_s = now - rhythm.began, self.limits.commit_patience_s
+        waited_s, patience_s = now - rhythm.began, work.give_up_at - rhythm.began
         sinks, visible = tuple(work.open_now), tuple(work.visible_sinks)
         waiting = Waiting(work.id, sinks, visible, rhythm.since, waited_s, patience_s, work.said_last)
         _LOG.warning("%s", waiting)
@@ -538,7 +539,7 @@ class Coordinator:
         # What still stands in line behind a call that hangs is not asked when the batch has been given up.
         while not work.is_given_up:
             try:
-                with within(work.give_up_at - self.clock()):
+                with within(work.give_up_at - self.clock(), self._grant(committable, work)):
                     outcome = self.participants[committable.sink].commit(committable)
             except Exception as error:  # noqa: BLE001 - the batch is decided, and this sink has no answer
                 work.errors[committable.key] = error
@@ -561,6 +562,23 @@ class Coordinator:
                 return Outcome.RETRY
             pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
         return Outcome.RETRY
+
+    def _grant(self, committable: Committable, work: Work) -> Callable[[object], float | None]:
+        """A commit may have to move all rows once more, when the driver that had moved them is dead.
+
+        That is work of any length, of which a start that gives up after a minute would never see the end. So the
+        seconds begin again with each part of it: once for each, so that they come to an end.
+        """
+
+        def grant(part: object) -> float | None:
+            if work.is_given_up or (committable.key, part) in work.progress:
+                return None
+            work.progress.add((committable.key, part))
+            seconds = self.limits.commit_patience_s
+            work.give_up_at = max(work.give_up_at, self.clock() + seconds)
+            return seconds
+
+        return grant
 
     def _conclude(self, work: Work) -> None:
         """Do what the table says of the final state: return, or raise what the user must know."""

@@ -48,6 +48,8 @@ class Work:
     give_up_at: float = 0.0
     #: When to tell that it waits; None before the first commit.
     rhythm: Rhythm | None = None
+    #: Parts of commits that took their time and are done.
+    progress: set[object] = field(default_factory=set)
     #: Something was not asked again because the time was over.
     ran_out: bool = False
     #: Why the log did not say whether the batch may be committed.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from semel import formats
-from semel.deadline import within
+from semel.deadline import progressed, within
 from semel.errors import BatchFailed, ConfigError, Fenced, SemelError
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
@@ -145,6 +145,7 @@ class SqlParticipant(Participant):
         for piece in committable.payload["stages"]:
             if piece not in moved:
                 moved[piece] = mover.move(stage_table(piece))
+                progressed(piece)
         if moved:
             mover.finish()
         found = sum(moved.values())

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel import formats
+from semel.deadline import progressed
 from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable, lasts
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
@@ -262,11 +263,13 @@ class _SqliteParticipant(Participant):
         insert = ""
         if self.sink.mode == "replace" and db.has_table(self.sink.table):
             db.execute(f"DELETE FROM {quote(self.sink.table)}")  # noqa: S608 - a quoted identifier
-        for batch in spooled_batches(self.sink.spool, committable.branches, committable.rows):
+        staged = spooled_batches(self.sink.spool, committable.branches, committable.rows)
+        for number, batch in enumerate(staged):
             if not insert:
                 db.execute(self.sink.create_statement(batch.schema))
                 insert = self.sink.insert_statement(batch.schema.names)
             db.executemany(insert, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            progressed(number)
         if self.context.marked:
             self._write_marker(committable)
 
