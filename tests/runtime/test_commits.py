@@ -110,8 +110,15 @@ def test_a_store_that_hangs_for_ever_stalls_the_batch_in_time_and_the_others_com
 
 def test_below_exactly_once_a_store_that_hangs_stops_the_query_in_time_too() -> None:
     a = Hanging("a")
-    with let_go(a), pytest.raises(CommitStalled, match="Batch 4 could not be committed to a: it gave no answer"):
+    with (
+        let_go(a),
+        pytest.raises(CommitStalled, match="Batch 4 could not be committed to a: it gave no answer") as caught,
+    ):
         started(a).at_least_once(4, stage)
+    assert caught.value.remedy == (
+        "Bring the sink back, or give it more time (commit_limits, commit_patience_s), "
+        "and start the pipeline again: the batch runs again."
+    )
 
 
 def test_an_answer_that_comes_when_nobody_waits_any_more_changes_nothing() -> None:

@@ -62,7 +62,7 @@ from semel.runtime.commits import LOOK_EVERY_S, TELL_AFTER_S, Committers, Rhythm
 from semel.runtime.mend import choose_parts, replace_gone
 from semel.runtime.plans import Plans
 from semel.runtime.restore import StrangeMarks, restored, settle_plan
-from semel.runtime.work import Work, batch_failed, cause_of, may_mend_itself, stalled
+from semel.runtime.work import Work, batch_failed, cause_of, may_mend_itself, mended_by, stalled
 from semel.sinks.base import Context, Participant, StagedPart
 from semel.sources.lag import Lag
 
@@ -674,7 +674,7 @@ class Coordinator:
                 raise CommitStalled(
                     f"Batch {batch} could not be committed to {committable.sink}: {work.why_open(committable.sink)}.",
                     data_now=f"some sinks may show batch {batch} already",
-                    remedy=f"Bring the sink back and {start_again()}: {then}.",
+                    remedy=f"{mended_by(work, is_stopped=work.was_stopped)}{start_again()}: {then}.",
                 ) from why
         failpoint("batch.committed")
         return Report(batch, "committed", sum(c.rows for c in prepared))

@@ -156,7 +156,7 @@ def stalled(work: Work, log: str, *, is_stopped: bool) -> CommitStalled:
     if work.log_error is not None:
         why = f"{log} did not say whether a newer driver runs this pipeline: {cause_of(work.log_error)}"
         causes = f"{', '.join(sinks)}: {why}"
-    remedy = f"{_mended_by(work, is_stopped)}{start_again()}"
+    remedy = f"{mended_by(work, is_stopped=is_stopped)}{start_again()}"
     how = "and was stopped before it was" if is_stopped else "but could not be"
     return CommitStalled(
         f"Batch {work.id} is decided {how} committed to {causes}.",
@@ -165,7 +165,7 @@ def stalled(work: Work, log: str, *, is_stopped: bool) -> CommitStalled:
     )
 
 
-def _mended_by(work: Work, is_stopped: bool) -> str:
+def mended_by(work: Work, *, is_stopped: bool) -> str:
     """What somebody has to do before the pipeline is started again, as the beginning of a sentence."""
     error = work.log_error or work.error_of_open
     if isinstance(error, QueryStopped):
