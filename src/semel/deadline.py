@@ -5,36 +5,50 @@ layers that know nothing of each other; each gives up when what is left of those
 
     with within(20):            at most 20 seconds from now on, in this thread
         limited(60.0)           -> 20 or less: what a call may take that would otherwise have 60
+        progressed("piece 3")   who has set the limit may grant more: this is work, and no waiting
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 #: A client that is given no time at all would not even ask.
 SECONDS_MIN = 0.05
 
+#: Hears of what is done, and returns how many seconds there are from now on; None when they stay what they are.
+Grant = Callable[[object], float | None]
+
 
 class _Ends(threading.local):
     at: float | None = None
+    grant: Grant | None = None
 
 
 _ends = _Ends()
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
+def within(seconds: float, grant: Grant | None = None) -> Iterator[None]:
     """What is called in this block, in this thread, has so many seconds; less where a block around it says less."""
-    before = _ends.at
+    before, granted = _ends.at, _ends.grant
     at = time.monotonic() + seconds
-    _ends.at = at if before is None else min(before, at)
+    _ends.at, _ends.grant = at if before is None else min(before, at), grant
     try:
         yield
     finally:
-        _ends.at = before
+        _ends.at, _ends.grant = before, granted
+
+
+def progressed(what: object) -> None:
+    """A part of what was asked for is done. It has a name: to do it twice is no progress."""
+    if _ends.grant is None or _ends.at is None:
+        return
+    seconds = _ends.grant(what)
+    if seconds is not None:
+        _ends.at = max(_ends.at, time.monotonic() + seconds)
 
 
 def seconds_left() -> float | None:

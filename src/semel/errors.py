@@ -27,6 +27,19 @@ An error has three lines: what failed, what is true of the data now, what to do 
 
 from __future__ import annotations
 
+import errno
+
+#: What a file system goes on saying until somebody changes something. A folder that is not there is not among them: it
+#: may be a mount that comes back. Nor are EIO and ENOSPC, which end when a disk or a person does something elsewhere.
+LASTING_ERRNOS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+)
+
+
+def lasts(error: OSError) -> bool:
+    """Whether it makes no sense to try again before somebody has changed a right, a path or a mount."""
+    return isinstance(error, PermissionError) or error.errno in LASTING_ERRNOS
+
 
 class SemelError(Exception):
     """Base of all errors. Subclasses give the second and third line unless the raiser knows better."""

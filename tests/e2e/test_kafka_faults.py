@@ -115,7 +115,9 @@ def test_a_broker_that_stays_away_ends_the_pipeline_with_a_clear_error(
     what, now, remedy = _three_lines(life.error, "CommitStalled: ")
     assert what.startswith("Batch 1 is decided but could not be committed to ")
     assert now.startswith("  the data now: batch 1 is decided; visible in: no sink yet; still to commit: ")
-    assert remedy.startswith("  what to do: Bring the sink back and start the pipeline again")
+    assert remedy.startswith(
+        "  what to do: Bring the sink back, or give it more time (commit_limits, commit_patience_s), "
+    )
     kafka_cluster.start()
     assert forwarded(game.require_good_end(game.live())) == [(1, False)]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from semel.deadline import seconds_left
+from semel.deadline import SECONDS_MIN, limited, progressed, seconds_left
 from semel.decisions.log import DecisionLog, Identity
 from semel.decisions.memory import MemoryStore
 from semel.errors import CommitStalled, DecisionUnknown, SinkUnavailable
@@ -110,8 +110,15 @@ def test_a_store_that_hangs_for_ever_stalls_the_batch_in_time_and_the_others_com
 
 def test_below_exactly_once_a_store_that_hangs_stops_the_query_in_time_too() -> None:
     a = Hanging("a")
-    with let_go(a), pytest.raises(CommitStalled, match="Batch 4 could not be committed to a: it gave no answer"):
+    with (
+        let_go(a),
+        pytest.raises(CommitStalled, match="Batch 4 could not be committed to a: it gave no answer") as caught,
+    ):
         started(a).at_least_once(4, stage)
+    assert caught.value.remedy == (
+        "Bring the sink back, or give it more time (commit_limits, commit_patience_s), "
+        "and start the pipeline again: the batch runs again."
+    )
 
 
 def test_an_answer_that_comes_when_nobody_waits_any_more_changes_nothing() -> None:
@@ -184,6 +191,35 @@ def test_an_error_of_the_asking_itself_is_raised_where_the_answers_are_waited_fo
 
     with pytest.raises(RuntimeError, match="no 7"):
         Committers(1).answers(ask, [7], lambda: True)
+
+
+class Moving(Scripted):
+    """Its commit has to move the rows once more, which takes three times as long as anybody waits."""
+
+    def __init__(self, name: str, parts: Sequence[str]) -> None:
+        super().__init__(name)
+        self.parts = parts
+
+    def commit(self, committable: Committable) -> Outcome:
+        for part in self.parts:
+            time.sleep(0.3)
+            if limited(60.0) <= SECONDS_MIN:
+                raise SinkUnavailable("The time is over.")
+            progressed(part)
+        return super().commit(committable)
+
+
+def test_the_seconds_begin_again_with_each_part_of_the_rows_that_is_moved_once_more() -> None:
+    c = started(Moving("a", ["1", "2", "3", "4", "5"]), Scripted("b"), commit_patience_s=0.5)
+    began = time.monotonic()
+    assert c.exactly_once(4, stage).how == "committed"
+    assert time.monotonic() - began > 1.5
+
+
+def test_to_do_the_same_again_and_again_is_no_progress() -> None:
+    with pytest.raises(CommitStalled, match="could not be committed to a: The time is over") as caught:
+        started(Moving("a", ["1"] * 99), Scripted("b"), commit_patience_s=0.5).exactly_once(4, stage)
+    assert "or give it more time (commit_limits, commit_patience_s)" in caught.value.remedy
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from semel.errors import ConfigError
-from semel.runtime.interpreter import choose_python, error_of_worker
+from semel.runtime.interpreter import choose_python, error_of_worker, modules_of
+from semel.sinks import MySql, Postgres
+from semel.sinks.base import Sink
 from tests.quick_spark import quick_script
 
 SESSION = """
@@ -94,12 +96,51 @@ def test_a_python_without_semel_is_told_in_three_lines_before_anything_is_claime
     assert not (tmp_path / "shop.db").exists()
 
 
+ASK = """
+from semel.runtime.interpreter import require_python
+for mode in ("ledger", "prepared"):
+    try:
+        require_python(spark, [semel.Postgres("postgresql://host/shop", "orders", mode=mode)])
+        print(mode, "can run")
+    except SemelError as error:
+        print(mode, error)
+"""
+
+
+@pytest.mark.usefixtures("class_archive")
+def test_a_worker_that_cannot_keep_fingerprints_is_found_before_anything_is_claimed(tmp_path: Path) -> None:
+    """It has all that tasks import but crc32c, which only what commits task by task needs."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['crc32c'] = None\n")
+    worker = tmp_path / "python"
+    worker.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    worker.chmod(0o755)
+    out = run(tmp_path, ASK, PYSPARK_PYTHON=str(worker))
+    assert "ledger can run" in out
+    told = f"prepared The executors of local[1] use the interpreter {sys.executable}, which has no module crc32c."
+    assert told in out, out
+    assert "-m pip install 'crc32c'." in out
+
+
 # Without Spark --------------------------------------------------------------------------------------------------------
 
 
 def context(master: str, setting: str = "") -> SimpleNamespace:
     conf = {"spark.pyspark.python": setting} if setting else {}
     return SimpleNamespace(master=master, pythonExec="python3", getConf=lambda: conf)
+
+
+@pytest.mark.parametrize(
+    ("sink", "needs"),
+    [
+        (Postgres("postgresql://host/shop", "orders", mode="prepared"), {"psycopg", "numpy", "crc32c"}),
+        (Postgres("postgresql://host/shop", "orders", mode="ledger"), {"psycopg", "numpy"}),
+        (MySql("mysql://user@host/shop", "orders", mode="xa"), {"pymysql", "numpy", "crc32c"}),
+        (MySql("mysql://user@host/shop", "orders", mode="ledger"), {"pymysql", "numpy"}),
+    ],
+)
+def test_only_what_commits_task_by_task_keeps_fingerprints(sink: Sink, needs: set[str]) -> None:
+    assert set(modules_of([sink], durable=True)) == {"semel", "pyarrow", *needs}
+    assert set(modules_of([sink], durable=False)) == {"semel", "pyarrow", *needs} - {"crc32c"}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import count
@@ -33,6 +34,7 @@ from semel.runtime.commits import Waiting
 from semel.runtime.startup import close_open_slot, sweep
 from semel.sinks.base import Participant, Sink, StagedPart
 from semel.sinks.sql import participant as sql_participant
+from semel.sinks.sql.store import Held
 from tests.contract.harness import context
 from tests.planned import plans
 from tests.processes import wait_until
@@ -260,7 +262,124 @@ def test_a_lock_that_somebody_holds_in_mariadb_is_waited_for_until_the_time_is_o
     assert maria.staged() == []
 
 
+# Work that takes long -------------------------------------------------------------------------------------------------
+
+SLOW = """
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep({seconds}); RETURN NULL; END';
+CREATE TRIGGER slow BEFORE INSERT ON orders FOR EACH STATEMENT EXECUTE FUNCTION slow();
+"""
+
+
+def test_a_start_that_moves_the_rows_of_a_dead_driver_takes_as_long_as_that_takes(db: Database) -> None:
+    """If it had no more than the seconds of a commit, every start would stall again."""
+    sink, log = db.keyed("ledger", piece_rows=1, timeout_s=60), MemoryStore()
+    db.run("CREATE TABLE orders (id bigint, text text)")
+    decided_and_lost(sink, log)
+    db.run(SLOW.format(seconds=0.7 * PATIENCE_S))
+    with living(sink, log, 2) as life:
+        assert life.run().how == "forwarded"
+        assert life.seconds > 2 * PATIENCE_S
+        assert {(w.sinks, w.visible) for w in life.told} == {((sink.name,), ())}
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+    assert db.staged() == []
+
+
 Lock = Callable[[], object]
+
+
+# A commit that comes to pass after it was given up --------------------------------------------------------------------
+
+
+def test_a_commit_that_a_standby_held_up_and_then_let_pass_is_found_by_the_try_after_it(
+    db: Database, postgres_server: PostgresServer
+) -> None:
+    """The second try waits for the first one's ledger row, and meets it when that is visible: a duplicate."""
+    sink = db.keyed("ledger", timeout_s=60)
+    with standby_away(postgres_server) as wait_for_one, living(sink, MemoryStore(), 1) as life:
+        life.coordinator.limits = replace(life.coordinator.limits, commit_patience_s=2 * SLACK_S)
+        asked: list[None] = []
+
+        def before() -> None:
+            wait_for_one() if not asked else None
+            asked.append(None)
+
+        life.before_each_commit(before)
+        with ThreadPoolExecutor(1) as batches:
+            batch = batches.submit(life.run)
+            waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO%ledger%'"
+            assert eventually(lambda: db.run(waits) != [], 2 * SLACK_S)
+            db.run("ALTER SYSTEM RESET synchronous_standby_names")
+            db.run("SELECT pg_reload_conf()")
+            assert batch.result(2 * SLACK_S).how == "committed"
+        assert len(asked) == 2
+    assert db.run("SELECT * FROM orders ORDER BY 1") == [(1, "a"), (2, "b"), (3, "c")]
+    assert db.run("SELECT batch, row_count FROM semel_ledger") == [(1, 3)]
+    assert db.staged() == []
+
+
+class OnItsWay:
+    """The COMMIT of what is held is under way: it comes to pass when it is let go, and nobody hears the answer."""
+
+    def __init__(self, participant: Any) -> None:
+        self.store = participant.store
+        self.connection: Any = None
+        self.store.commit = self.commit
+
+    def commit(self, held: Held | None) -> bool:
+        if held is None or not self.store.holds(held):
+            return False
+        self.connection, self.store._holder, self.store._held = self.store._holder, None, None
+        raise SinkUnavailable("no answer to COMMIT")
+
+    def let_go(self) -> None:
+        self.store.run(self.connection, "COMMIT")
+        self.connection.close()
+
+
+def waits_for_the_first_try(sink: Sink, is_waiting: Callable[[], bool]) -> str:
+    """How a batch ends whose first COMMIT comes to pass while the second try waits for it."""
+    with living(sink, MemoryStore(), 1) as life:
+        life.coordinator.limits = replace(life.coordinator.limits, commit_patience_s=2 * SLACK_S)
+        first = OnItsWay(life.participant)
+        with ThreadPoolExecutor(1) as batches:
+            batch = batches.submit(life.run)
+            try:
+                assert eventually(is_waiting, 2 * SLACK_S)
+            finally:
+                first.let_go()
+            return batch.result(2 * SLACK_S).how
+
+
+@pytest.mark.parametrize("unique", ["the ledger", "the rows"])
+def test_a_commit_whose_answer_is_lost_in_mariadb_is_found_by_the_try_after_it(
+    maria: mysql_rig.Database, unique: str
+) -> None:
+    if unique == "the rows":
+        maria.create("id bigint PRIMARY KEY, text text")
+    sink = maria.sink("ledger", timeout_s=60)
+    waits = (
+        "SELECT 1 FROM information_schema.processlist WHERE info LIKE 'INSERT INTO%%' AND locate(%s, info) > 0 "
+        "AND time_ms > 500"
+    )
+    table = "semel_ledger" if unique == "the ledger" else maria.suffix
+    assert waits_for_the_first_try(sink, lambda: maria.run(waits, table) != []) == "committed"
+    assert maria.rows() == [(1, "a"), (2, "b"), (3, "c")]
+    assert maria.run("SELECT row_count FROM semel_ledger WHERE sink = %s", sink.name) == [(3,)]
+    assert maria.staged() == []
+
+
+def test_rows_that_somebody_else_has_written_stay_in_the_way_and_are_not_taken_for_ours(db: Database) -> None:
+    """A duplicate that is none of ours proves nothing."""
+    db.run("CREATE TABLE orders (id bigint PRIMARY KEY, text text)")
+    sink, log = db.keyed("ledger"), MemoryStore()
+    decided_and_lost(sink, log)
+    db.run("INSERT INTO orders VALUES (2, 'another')")
+    with living(sink, log, 2) as life, pytest.raises(CommitStalled, match="duplicate key") as caught:
+        life.run()
+    assert caught.value.data_now == f"batch 1 is decided; visible in: no sink yet; still to commit: {sink.name}"
+    assert caught.value.remedy.startswith("This error does not mend itself: ")
+    assert db.run("SELECT * FROM orders") == [(2, "another")]
+    assert db.run("SELECT * FROM semel_ledger") == []
 
 
 # What does not mend itself --------------------------------------------------------------------------------------------

@@ -276,13 +276,28 @@ def test_an_error_of_the_file_system_is_tried_again(lake: Path, monkeypatch: pyt
     assert plain_ids(lake) == helper_ids(lake) == [1, 2]
 
 
-def _fails_at(nth: int, function: Callable[..., None]) -> Callable[..., None]:
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_an_error_that_lasts_until_somebody_mends_it_is_told_as_such(
+    lake: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Files(str(lake))
+    committable = prepared(sink, rows_of(1), rows_of(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", _fails_at(2, os.rename, number))
+        with pytest.raises(ConfigError, match=rf"did not let us commit: .*{os.strerror(number)}"):
+            started(sink, 2).commit(committable)
+    assert helper_ids(lake) == []
+    assert started(sink, 2).commit(committable) is Outcome.COMMITTED
+    assert plain_ids(lake) == helper_ids(lake) == [1, 2]
+
+
+def _fails_at(nth: int, function: Callable[..., None], number: int = errno.ENOSPC) -> Callable[..., None]:
     calls = []
 
     def call(*arguments: Any) -> None:
         calls.append(arguments)
         if len(calls) == nth:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(number, os.strerror(number))
         function(*arguments)
 
     return call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,12 @@ def test_batches_go_on_beside_a_broker_that_is_dead(
         dead = (set(cluster.brokers) - needed_by_the_driver(three, sink, staged)).pop()
         cluster.processes[dead].send(signal.SIGSTOP)
         wait_until(lambda: dead not in in_service(cluster), FENCED_S_MAX)
+        # What tidies up beside the batches waits no longer than a sweep, and knows that this was not all.
+        began = time.monotonic()
+        sight = participant.in_sight()
+        assert time.monotonic() - began < kafka_participant.SWEEP_S_MAX + TIMEOUT_S / 2
+        assert [str(branch) for branch in sight.branches] == [str(staged.branch)]
+        assert sight.missing.startswith(f"no answer from broker {dead}: ")
         (committable,) = participant.prepare(attempt(1), [staged])
         assert participant.commit(committable) is Outcome.COMMITTED
         (said,) = told(caplog)

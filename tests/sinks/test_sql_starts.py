@@ -12,7 +12,9 @@ import psycopg
 import pymysql
 import pytest
 
-from semel.errors import ConfigError, Fenced, SinkUnavailable
+from semel import formats
+from semel.errors import ConfigError, Fenced, NewerRecord, SinkUnavailable
+from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql import connection as mysql_connection
@@ -20,9 +22,9 @@ from semel.sinks.mysql import store as mysql_store
 from semel.sinks.postgres import Postgres
 from semel.sinks.postgres import connection as postgres_connection
 from semel.sinks.sql.sink import SqlSink
-from tests.contract.harness import OTHERS, context
+from tests.contract.harness import OTHERS, attempt, context
 from tests.sinks import mysql_rig, postgres_rig
-from tests.sinks.participants import started
+from tests.sinks.participants import prepare, rows, started
 from tests.sinks.postgres_rig import eventually
 
 URLS = {"postgres": "postgresql://u@h/shop", "mysql": "mysql://u@h/shop"}
@@ -108,6 +110,77 @@ def test_a_fence_of_semel_0_1_gets_the_table_and_counts_for_all_tables_until_the
         assert participant.recover().namesakes == (OTHERS,)
     found = world.database.run(f"SELECT pipeline, target FROM {names['fence']} WHERE sink = %s", sink.name)  # noqa: S608 - ours
     assert sorted(found) == sorted([(context().pipeline, sink.table), (OTHERS, "")])
+
+
+# Ledgers of other releases --------------------------------------------------------------------------------------------
+
+
+def columns_of_ledger(world: World) -> set[str]:
+    schema = world.sink.schema or "semel"
+    found = world.database.run(
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = 'semel_ledger'",
+        schema,
+    )
+    return {str(name).lower() for (name,) in found}
+
+
+def commits(world: World, incarnation: int, batch: int) -> None:
+    sink, which = world.sink, attempt(batch, 0, incarnation)
+    with started(sink, context(incarnation)) as participant:
+        for committable in prepare(participant, sink, which, rows((batch, "a"))):
+            assert participant.commit(committable) is Outcome.COMMITTED
+
+
+def made_by_semel_0_1(world: World) -> None:
+    """Its ledger, with one batch in it."""
+    commits(world, 1, 0)
+    ledger = world.sink.place.names["ledger"]
+    world.database.run(f"ALTER TABLE {ledger} DROP COLUMN format, DROP COLUMN plan")
+
+
+def marked(world: World) -> list[int]:
+    return sorted(mark.batch for mark in world.sink.evidence(context().pipeline, range(9)).marks)
+
+
+def test_a_ledger_of_semel_0_1_is_read_and_gets_what_it_lacks(world: World) -> None:
+    made_by_semel_0_1(world)
+    assert marked(world) == [0]
+    with closing(world.sink.participant(context(2))) as participant:
+        assert participant.recover().newest_batch == 0
+    commits(world, 2, 1)
+    assert {"format", "plan"} <= columns_of_ledger(world)
+    assert marked(world) == [0, 1]
+    ledger = world.sink.place.names["ledger"]
+    found = world.database.run(f"SELECT batch, format FROM {ledger} WHERE sink = %s ORDER BY 1", world.sink.name)  # noqa: S608 - ours
+    assert found == [(0, formats.FIRST), (1, formats.LEDGER)]
+
+
+def test_a_ledger_of_semel_0_1_that_somebody_reads_stays_as_it_is_and_holds_up_no_start(world: World) -> None:
+    made_by_semel_0_1(world)
+    ledger = world.sink.place.names["ledger"]
+    with world.database.session() as other:
+        other.execute("BEGIN")
+        other.execute(f"SELECT count(*) FROM {ledger}")  # noqa: S608 - ours
+        commits(world, 2, 1)
+        other.execute("ROLLBACK")
+    assert not {"format", "plan"} & columns_of_ledger(world)
+    assert marked(world) == [0, 1]
+    commits(world, 3, 2)
+    assert {"format", "plan"} <= columns_of_ledger(world)
+    assert marked(world) == [0, 1, 2]
+
+
+def test_a_ledger_of_a_newer_semel_is_refused_to_who_writes_and_to_who_looks(world: World) -> None:
+    commits(world, 1, 0)
+    ledger = world.sink.place.names["ledger"]
+    world.database.run(f"UPDATE {ledger} SET format = format + 1 WHERE sink = %s", world.sink.name)  # noqa: S608 - ours
+    told = f"The ledger of sink {world.sink.name} ({world.sink.describe()}) has format 2; this semel reads up to 1."
+    with closing(world.sink.participant(context(2))) as participant, pytest.raises(NewerRecord) as caught:
+        participant.recover()
+    assert caught.value.what == told
+    with pytest.raises(NewerRecord) as caught:
+        world.sink.evidence(context().pipeline, range(9))
+    assert caught.value.what == told
 
 
 # Sinks of one pipeline in one database --------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 import time
 from contextlib import closing
@@ -13,11 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SinkUnavailable
+from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Participant
 from semel.sinks.sqlite import Sqlite
+from semel.sinks.sqlite import database as database_module
+from semel.sinks.sqlite.sink import _SqliteParticipant
 from tests.contract.harness import arrow, attempt, context, rows_of
 from tests.sinks.participants import started
 
@@ -109,6 +113,90 @@ def test_a_commit_that_finds_the_database_locked_is_tried_again(db: str) -> None
         other.execute("ROLLBACK")
         assert participant.commit(committable) is Outcome.COMMITTED
     assert query(db, "SELECT id FROM orders") == [(1,)]
+
+
+TAKE_AWAY: dict[str, tuple[str, str]] = {
+    "no such table: semel_ledger": (
+        "ALTER TABLE semel_ledger RENAME TO away",
+        "ALTER TABLE away RENAME TO semel_ledger",
+    ),
+    "UNIQUE constraint failed": ("INSERT INTO orders VALUES (1, 'another')", "DELETE FROM orders"),
+    "attempt to write a readonly database": ("PRAGMA query_only = ON", "PRAGMA query_only = OFF"),
+}
+
+
+@pytest.mark.parametrize("told", TAKE_AWAY)
+def test_what_does_not_mend_itself_is_told_as_such_and_commits_when_somebody_has_mended_it(db: str, told: str) -> None:
+    sink = Sqlite(db, "orders", mode="append")
+    execute(db, "CREATE TABLE orders (id INTEGER PRIMARY KEY, text TEXT)")
+    with started(sink) as participant:
+        committable = prepare_one(participant, sink, attempt(), arrow(rows_of(1)))
+    with started(sink, context(2)) as participant:
+        assert isinstance(participant, _SqliteParticipant)
+        take_away, bring_back = TAKE_AWAY[told]
+        participant.database.execute(take_away)
+        with pytest.raises(ConfigError, match=f"did not let us commit: {told}"):
+            participant.commit(committable)
+        participant.database.execute(bring_back)
+        assert query(db, "SELECT id FROM orders") == []
+        assert participant.commit(committable) is Outcome.COMMITTED
+    assert query(db, "SELECT id FROM orders") == [(1,)]
+
+
+def test_a_database_that_is_full_may_have_room_again(db: str) -> None:
+    sink = Sqlite(db, "orders")
+    with started(sink) as participant:
+        committable = prepare_one(participant, sink, attempt(), arrow(rows_of(*range(10_000))))
+    with started(sink, context(2)) as participant:
+        assert isinstance(participant, _SqliteParticipant)
+        participant.database.execute("PRAGMA max_page_count = 8")
+        with pytest.raises(SinkUnavailable, match="did not let us commit: database or disk is full"):
+            participant.commit(committable)
+        participant.database.execute("PRAGMA max_page_count = 100000")
+        assert participant.commit(committable) is Outcome.COMMITTED
+    assert query(db, "SELECT count(*) FROM orders") == [(10_000,)]
+
+
+def test_an_error_without_a_code_is_known_by_its_words() -> None:
+    """Python 3.10 gives none."""
+    assert database_module.may_pass(sqlite3.OperationalError("database is locked"))
+    assert database_module.may_pass(sqlite3.OperationalError("database table is locked: orders"))
+    assert not database_module.may_pass(sqlite3.OperationalError("no such table: orders"))
+    assert not database_module.may_pass(sqlite3.DatabaseError("database disk image is malformed"))
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EACCES, ConfigError), (errno.EIO, SinkUnavailable)])
+def test_staged_rows_that_cannot_be_read_are_not_told_as_gone(
+    db: str, number: int, kind: type[SemelError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sqlite(db, "orders")
+    with started(sink) as participant:
+        committable = prepare_one(participant, sink, attempt(), arrow(rows_of(1)))
+    with started(sink, context(2)) as participant:
+
+        def memory_map(path: str) -> None:
+            raise OSError(number, os.strerror(number), path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pa, "memory_map", memory_map)
+            with pytest.raises(kind, match=os.strerror(number)):
+                participant.commit(committable)
+        assert participant.commit(committable) is Outcome.COMMITTED
+
+
+def test_staged_rows_that_cannot_be_dropped_hold_up_no_batch_that_is_committed(
+    db: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = Sqlite(db, "orders")
+    with started(sink) as participant:
+        committable = prepare_one(participant, sink, attempt(), arrow(rows_of(1)))
+
+        def unlink(path: Path, missing_ok: bool = False) -> None:
+            raise OSError(errno.EACCES, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "unlink", unlink)
+        assert participant.commit(committable) is Outcome.COMMITTED
+    assert ["keeps what was staged of a batch that is committed" in text for text in caplog.messages] == [True]
 
 
 def test_the_marker_of_a_prepared_batch_is_not_taken_for_a_committed_one(db: str) -> None:

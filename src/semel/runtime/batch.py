@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -25,11 +25,12 @@ from semel.errors import (
     DecisionUnknown,
     Fenced,
     InDoubt,
+    QueryStopped,
     SemelError,
     SinkUnavailable,
 )
 from semel.failpoints import failpoint
-from semel.ids import Attempt
+from semel.ids import Attempt, Branch
 from semel.protocol.events import (
     CommitAnswered,
     Committable,
@@ -57,11 +58,11 @@ from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclea
 from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
 from semel.runtime.command import start_again
-from semel.runtime.commits import TELL_AFTER_S, Committers, Rhythm, Waiting, finished
+from semel.runtime.commits import LOOK_EVERY_S, TELL_AFTER_S, Committers, Rhythm, Waiting, finished
 from semel.runtime.mend import choose_parts, replace_gone
 from semel.runtime.plans import Plans
 from semel.runtime.restore import StrangeMarks, restored, settle_plan
-from semel.runtime.work import MAY_MEND_ITSELF, Work, batch_failed, cause_of, stalled
+from semel.runtime.work import Work, batch_failed, cause_of, may_mend_itself, mended_by, stalled
 from semel.sinks.base import Context, Participant, StagedPart
 from semel.sources.lag import Lag
 
@@ -73,6 +74,9 @@ LAST_WORDS_S = 1.0
 CLOSE_S_MAX = 5.0
 #: What is dropped only to be tidy holds up no batch for longer, in each sink: the next tidying or start drops it.
 TIDY_S_MAX = 30.0
+#: After a tidying that was not complete: the pause, and how much longer than that tidying it is at the least.
+TIDY_AGAIN_S = 10.0
+TIDY_SHARE = 10
 
 #: By these words a query is known that only has to be started again.
 PLAN_OVERWRITTEN = "Another driver has written it meanwhile"
@@ -96,7 +100,8 @@ class Limits:
 
     By default a store may be away for half a minute before the decision, and for a minute after it: a pipeline that
     stops then leaves a batch visible in some stores and not in others. `commit_patience_s` is all that the commit of a
-    decided batch may take, tries and pauses included, whatever a store does.
+    decided batch may take, tries and pauses included, whatever a store does. It begins again with each part of the
+    rows that a commit has to move once more, because the driver that had moved them is dead.
     """
 
     stage_patience_s: float = 40.0
@@ -149,6 +154,7 @@ class Coordinator:
     tell: Callable[[Waiting], None] = lambda _: None
     #: Whether the query is being stopped, asked while a commit takes long.
     is_stopped: Callable[[], bool] = lambda: False
+    _tidy_not_before: float = float("-inf")
     _under_way: Work | None = None
     _abandoned: threading.Event = field(default_factory=threading.Event)
 
@@ -184,26 +190,40 @@ class Coordinator:
             return None
         if work.is_deciding:
             return DecisionUnknown(f"Batch {work.id} was stopped while its decision was being written.")
-        return stalled(work, "was stopped before it was") if work.open_now else None
+        return self._stalled(work, is_stopped=True) if work.open_now else None
+
+    def _stalled(self, work: Work, *, is_stopped: bool) -> CommitStalled:
+        return stalled(work, f"the decision log {self._log.store.describe()}", is_stopped=is_stopped)
 
     def tidy(self, batch: int) -> None:
         """Once in a while forget old journals; then, and after trouble, drop what is left up to this committed batch.
 
-        Lost tries of tasks and of the batch leave something behind. A store that is away is tidied another time.
+        Lost tries of tasks and of the batch leave something behind. A store that is away is tidied another time, and
+        the longer it took to find it away, the later.
         """
         is_due = batch % TIDY_EVERY_BATCHES == TIDY_EVERY_BATCHES - 1
         if is_due and self.log is not None:
             self.log.prune(before_batch=batch - BATCHES_KEPT)
-        if not (is_due or self.had_trouble):
+        began = self.clock()
+        if not (is_due or (self.had_trouble and began >= self._tidy_not_before)):
             return
+        undone = [why for p in self.participants.values() if (why := self._drop(p, lambda b: b.attempt.batch <= batch))]
+        self.had_trouble = bool(undone)
+        if undone:
+            now = self.clock()
+            self._tidy_not_before = now + max(TIDY_AGAIN_S, TIDY_SHARE * (now - began))
+            why = " ".join(undone)
+            _LOG.warning("batch %s is committed; what lost tries of it left is not dropped yet: %s", batch, why)
+
+    def _drop(self, participant: Participant, is_lost: Callable[[Branch], bool]) -> str:
+        """Abort what is lost and in sight. Returns what kept it from being all; a start finds the rest."""
         try:
-            for participant in self.participants.values():
-                with within(TIDY_S_MAX):
-                    participant.abort(b for b in participant.recover().branches if b.attempt.batch <= batch)
-            self.had_trouble = False
-        except SinkUnavailable as error:
-            self.had_trouble = True
-            _LOG.warning("batch %s is committed; what lost tries of it left is not dropped yet: %s", batch, error.what)
+            with within(TIDY_S_MAX):
+                sight = participant.in_sight()
+                participant.abort(branch for branch in sight.branches if is_lost(branch))
+        except Exception as error:  # noqa: BLE001 - nothing of a batch depends on it
+            return f"{cause_of(error)}."
+        return f"{sight.missing}." if sight.missing else ""
 
     # Exactly once -----------------------------------------------------------------------------------------------------
 
@@ -300,14 +320,16 @@ class Coordinator:
         if stage is not None and action is Action.STAGE:
             yield self._stage(work, stage)
         elif stage is not None and action is Action.RESTAGE:
-            yield self._restage(work, stage)
+            began = self.clock()
+            with self._telling(work):
+                event = self._restage(work, stage)
+            # To write rows again is no waiting for a sink, and takes as long as it takes.
+            work.give_up_at += self.clock() - began
+            yield event
         elif action is Action.DECIDE:
             yield self._decide(work)
         elif action is Action.COMMIT:
-            if self._log.superseded(self.context.incarnation):
-                yield Superseded()
-            else:
-                yield from self._commit(work)
+            yield from self._commit(work)
         else:
             raise ProtocolError(f"nothing to perform for {action}")
 
@@ -328,7 +350,27 @@ class Coordinator:
         if isinstance(event, PrepareFailed):
             # The batch stays decided; what was staged now is dropped.
             self.roll_back(attempt)
+            if not work.unmendable and (self._abandoned.is_set() or self.is_stopped()):
+                # What Spark says of a job that was cancelled helps nobody.
+                work.was_stopped, work.error = True, QueryStopped("its rows were gone and were being written again")
         return event
+
+    @contextmanager
+    def _telling(self, work: Work) -> Iterator[None]:
+        """What is done in here holds this thread, and may take long: another one says that the batch waits."""
+        over = threading.Event()
+
+        def tell() -> None:
+            while not over.wait(LOOK_EVERY_S):
+                self._tell_if_due(work)
+
+        thread = threading.Thread(target=tell, name="semel-tell", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _propose(self, work: Work, prepare: Callable[[], tuple[Committable, ...]]) -> Event:
         """Stage and prepare. Whatever fails, the error is kept for whoever rolls the batch back."""
@@ -353,7 +395,7 @@ class Coordinator:
                 self.had_trouble = True
                 give_up_at = min(give_up_at, self.clock() + self.limits.stage_patience_s)
                 pause_s = min(pause_s, give_up_at - self.clock())
-                if pause_s <= 0:
+                if pause_s <= 0 or self._abandoned.is_set() or self.is_stopped():
                     raise
                 _LOG.warning("%s: %s Trying again in %.2f s.", attempt, error.what, pause_s)
             self.sleep(pause_s)
@@ -415,47 +457,81 @@ class Coordinator:
 
     def _commit(self, work: Work) -> Iterable[Event]:
         pending = order_to_commit((work.committables[key] for key in work.batch.pending), list(self.participants))
-        work.give_up_at = self.clock() + self.limits.commit_patience_s
-        for committable, outcome in zip(pending, self._commit_all(pending, work), strict=True):
+        self._begin_to_commit(work)
+        superseded = self._is_superseded(work)
+        if superseded:
+            yield Superseded()
+            return
+        unasked = superseded is None
+        answers = [Outcome.RETRY] * len(pending) if unasked else self._commit_all(pending, work)
+        for committable, outcome in zip(pending, answers, strict=True):
             yield CommitAnswered(committable.key, outcome)
+
+    def _begin_to_commit(self, work: Work) -> None:
+        """From now on the seconds of the batch run: of all its commits together, those after a mend included."""
+        if work.rhythm is None:
+            work.rhythm = Rhythm(self.clock(), self.limits.tell_after_s)
+            work.give_up_at = self.clock() + self.limits.commit_patience_s
+
+    def _is_superseded(self, work: Work) -> bool | None:
+        """Whether a newer incarnation runs this pipeline; None when the log has not said so before the time was over.
+
+        The batch is decided: a disk or a name node that is in trouble for a moment must not leave it half visible.
+        """
+        pause_s = self.limits.commit_pause_s
+        while True:
+            try:
+                superseded = self._log.superseded(self.context.incarnation)
+            except (StoreUnanswered, OSError) as error:
+                work.log_error = error
+            else:
+                work.log_error = None
+                return superseded
+            lasts = not may_mend_itself(work.log_error)
+            if lasts or not self._waits_on(work):
+                return None
+            if pause_s > work.give_up_at - self.clock():
+                work.ran_out = True
+                return None
+            _LOG.warning("batch %s is decided and not committed yet: %s.", work.id, work.said_last)
+            self.sleep(pause_s)
+            pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
 
     def _commit_all(self, pending: Sequence[Committable], work: Work) -> list[Outcome]:
         """The answers of the sinks. What gave none before the time was over is to be asked again at the next start."""
-        rhythm = Rhythm(self.clock(), self.limits.tell_after_s)
         answers = self._committers.answers(
             lambda committable: self._commit_one(committable, work),
             pending,
-            lambda: self._waits_on(work, rhythm),
+            lambda: self._waits_on(work),
             lambda committable: committable.sink,
         )
         for committable, outcome in zip(pending, answers, strict=True):
             if outcome is None:
-                self.had_trouble = work.is_given_up = True
+                self.had_trouble = work.is_given_up = work.ran_out = True
                 work.unanswered.add(committable.key)
         return [Outcome.RETRY if outcome is None else outcome for outcome in answers]
 
-    def _waits_on(self, work: Work, rhythm: Rhythm) -> bool:
+    def _waits_on(self, work: Work) -> bool:
         """Whether to wait for what is still open. Who waits says so, and looks whether anybody wants it to."""
-        now = self.clock()
-        if self._abandoned.is_set() or (now - rhythm.began > self.limits.tell_after_s and self.is_stopped()):
+        now, rhythm = self.clock(), work.rhythm
+        is_told = rhythm is not None and now - rhythm.began > self.limits.tell_after_s
+        if self._abandoned.is_set() or (is_told and self.is_stopped()):
             work.was_stopped = True
             self.abandon()
             return False
-        if rhythm.is_due(now):
-            patience_s, why = self.limits.commit_patience_s, work.said_last
-            waiting = Waiting(
-                work.id,
-                tuple(work.open_now),
-                tuple(work.visible_sinks),
-                rhythm.since,
-                now - rhythm.began,
-                patience_s,
-                why,
-            )
-            _LOG.warning("%s", waiting)
-            with suppress(Exception):  # whoever shows it must not end a batch that is decided
-                self.tell(waiting)
+        self._tell_if_due(work)
         return now < work.give_up_at + LAST_WORDS_S
+
+    def _tell_if_due(self, work: Work) -> None:
+        now, rhythm = self.clock(), work.rhythm
+        if rhythm is None or not rhythm.is_due(now):
+            return
+        waited_s, patience_s = now - rhythm.began, work.give_up_at - rhythm.began
+        sinks, visible = tuple(work.open_now), tuple(work.visible_sinks)
+        waiting = Waiting(work.id, sinks, visible, rhythm.since, waited_s, patience_s, work.said_last)
+        _LOG.warning("%s", waiting)
+        with suppress(Exception):  # whoever shows it must not end a batch that is decided
+            self.tell(waiting)
 
     def _commit_one(self, committable: Committable, work: Work) -> Outcome:
         """Ask until the sink gives an answer that is not "retry", or the time of the batch is over."""
@@ -463,21 +539,21 @@ class Coordinator:
         # What still stands in line behind a call that hangs is not asked when the batch has been given up.
         while not work.is_given_up:
             try:
-                with within(work.give_up_at - self.clock()):
+                with within(work.give_up_at - self.clock(), self._grant(committable, work)):
                     outcome = self.participants[committable.sink].commit(committable)
-            except MAY_MEND_ITSELF as error:
-                # An error is not an answer: ask again, the marker tells.
+            except Exception as error:  # noqa: BLE001 - the batch is decided, and this sink has no answer
                 work.errors[committable.key] = error
                 outcome = Outcome.RETRY
-            except Exception as error:  # noqa: BLE001 - the batch is decided, and this sink has no answer
-                self.had_trouble = True
-                work.errors[committable.key] = error
-                return Outcome.RETRY
+                if not may_mend_itself(error):
+                    self.had_trouble = True
+                    return outcome
+                # An error is not an answer: ask again, the marker tells.
             if outcome is not Outcome.RETRY:
                 work.outcomes[committable.key] = outcome
                 return outcome
             self.had_trouble = True
             if pause_s > work.give_up_at - self.clock():
+                work.ran_out = True
                 return Outcome.RETRY
             why = cause_of(work.errors.get(committable.key))
             _LOG.warning("%s: %s is decided and not committed yet: %s.", committable.attempt, committable.key, why)
@@ -486,6 +562,23 @@ class Coordinator:
                 return Outcome.RETRY
             pause_s = min(pause_s * 2, self.limits.commit_pause_s_max)
         return Outcome.RETRY
+
+    def _grant(self, committable: Committable, work: Work) -> Callable[[object], float | None]:
+        """A commit may have to move all rows once more, when the driver that had moved them is dead.
+
+        That is work of any length, of which a start that gives up after a minute would never see the end. So the
+        seconds begin again with each part of it: once for each, so that they come to an end.
+        """
+
+        def grant(part: object) -> float | None:
+            if work.is_given_up or (committable.key, part) in work.progress:
+                return None
+            work.progress.add((committable.key, part))
+            seconds = self.limits.commit_patience_s
+            work.give_up_at = max(work.give_up_at, self.clock() + seconds)
+            return seconds
+
+        return grant
 
     def _conclude(self, work: Work) -> None:
         """Do what the table says of the final state: return, or raise what the user must know."""
@@ -506,18 +599,18 @@ class Coordinator:
         if work.state is State.STALLED:
             if work.unmendable:
                 raise batch_failed(work)
-            raise stalled(work, "was stopped before it was" if work.was_stopped else "") from work.error_of_open
+            raise self._stalled(work, is_stopped=work.was_stopped) from work.log_error or work.error_of_open
         doubt = ", ".join(work.sinks_of(work.batch.having(Outcome.IN_DOUBT)))
         raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=work.data_now)
 
     def roll_back(self, attempt: Attempt) -> None:
-        """Abort all branches of an attempt, those of tasks that never reported included. Best effort: starts sweep."""
+        """Abort all branches of an attempt, those of tasks that never reported included. Best effort: starts sweep.
+
+        The cause is being raised already, or told.
+        """
         for participant in self.participants.values():
-            try:
-                with within(TIDY_S_MAX):
-                    participant.abort(b for b in participant.recover().branches if b.attempt == attempt)
-            except Exception:  # noqa: BLE001, S112 - the cause is being raised already; the next start sweeps
-                continue
+            if self._drop(participant, lambda branch: branch.attempt == attempt):
+                self.had_trouble = True
 
     def _require_known_sinks(self, committables: Iterable[Committable], batch: int) -> None:
         unknown = sorted({c.sink for c in committables} - set(self.participants))
@@ -530,11 +623,11 @@ class Coordinator:
             )
 
     def _fenced(self, batch: int) -> Fenced:
-        newest = self._log.newest_claim()
-        return Fenced(
-            f"Incarnation {self.context.incarnation} stopped at batch {batch}: incarnation {newest} "
-            f"claimed this pipeline ({self._log.holder(newest)})."
-        )
+        who = "a newer incarnation claimed this pipeline"
+        with suppress(StoreUnanswered, OSError):  # that there is one is known, and who it is only helps
+            newest = self._log.newest_claim()
+            who = f"incarnation {newest} claimed this pipeline ({self._log.holder(newest)})"
+        return Fenced(f"Incarnation {self.context.incarnation} stopped at batch {batch}: {who}.")
 
     @property
     def _plans(self) -> Plans:
@@ -572,7 +665,7 @@ class Coordinator:
             work.error = error
             self.roll_back(attempt)
             raise batch_failed(work) from error
-        work.give_up_at = self.clock() + self.limits.commit_patience_s
+        self._begin_to_commit(work)
         work.take_on(prepared)
         for committable in prepared:
             (outcome,) = self._commit_all([committable], work)
@@ -581,7 +674,7 @@ class Coordinator:
                 raise CommitStalled(
                     f"Batch {batch} could not be committed to {committable.sink}: {work.why_open(committable.sink)}.",
                     data_now=f"some sinks may show batch {batch} already",
-                    remedy=f"Bring the sink back and {start_again()}: {then}.",
+                    remedy=f"{mended_by(work, is_stopped=work.was_stopped)}{start_again()}: {then}.",
                 ) from why
         failpoint("batch.committed")
         return Report(batch, "committed", sum(c.rows for c in prepared))

@@ -88,7 +88,7 @@ class BatchFunction:
 
     def begin(self, spark: SparkSession, location: str, query_id: PipelineId, under_way: int | None = None) -> None:
         """Claim and recover: before the query starts, or with `semel.sink` at its first batch, which is under way."""
-        require_python(spark, self.sinks)
+        require_python(spark, self.sinks, durable=self.guarantee == "exactly-once")
         checkpoint = Checkpoint(spark, location)
         identity = Identity(query_id, self.name or self._query_name, self.known_by)
         self._limit = ArrowLimit()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 VARIABLE, SETTING = "PYSPARK_PYTHON", "spark.pyspark.python"
 #: What every task imports.
 ALWAYS = ("semel", "pyarrow")
+#: And where a sink commits task by task: a decided batch may be gone in part, and is found again by its rows.
+FINGERPRINTS = ("crc32c",)
 #: Modules by the names under which pip knows them.
 PACKAGES = {"confluent_kafka": "confluent-kafka", "kafka": "kafka-python"}
 
@@ -26,7 +28,15 @@ PACKAGES = {"confluent_kafka": "confluent-kafka", "kafka": "kafka-python"}
 _KNOWN: set[tuple[str, str, str]] = set()
 
 
-def require_python(spark: SparkSession, sinks: Iterable[Sink]) -> None:
+def modules_of(sinks: Iterable[Sink], *, durable: bool) -> list[str]:
+    """What tasks of these sinks import."""
+    modules = {*ALWAYS}
+    for sink in sinks:
+        modules.update(sink.modules, FINGERPRINTS if durable and sink.capabilities.commits_by_task else ())
+    return sorted(modules)
+
+
+def require_python(spark: SparkSession, sinks: Iterable[Sink], *, durable: bool = True) -> None:
     """Raise ConfigError unless the Python of the workers can run tasks of these sinks.
 
     Asked once for each Spark application: the answer costs a tiny job. One worker answers for all, and each task looks
@@ -34,7 +44,7 @@ def require_python(spark: SparkSession, sinks: Iterable[Sink]) -> None:
     """
     context = spark.sparkContext
     choose_python(context)
-    modules = [*ALWAYS, *(module for sink in sinks for module in sink.modules)]
+    modules = modules_of(sinks, durable=durable)
     keys = {(context.applicationId or "", context.pythonExec, module) for module in modules}
     if keys <= _KNOWN:
         return

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from semel.errors import BatchFailed, CommitStalled, SemelError, SinkUnavailable
+from semel.decisions.base import StoreUnanswered
+from semel.errors import BatchFailed, CommitStalled, QueryStopped, SemelError, SinkUnavailable, lasts
 from semel.protocol.events import Committable, Journal, Outcome
 from semel.protocol.plans import Plan
 from semel.protocol.states import State
 from semel.protocol.step import Batch
 from semel.runtime.command import start_again
-
-#: What can mend itself, so that it is worth asking again. Any other error is one of a program.
-MAY_MEND_ITSELF = (SinkUnavailable, OSError)
+from semel.runtime.commits import Rhythm
 
 CORRECT_IT = "correct the sink or its settings"
+MORE_TIME = "or give it more time (commit_limits, commit_patience_s),"
+
+
+def may_mend_itself(error: BaseException | None) -> bool:
+    """Whether it is worth asking again. Any other error is one of a program, or somebody has to change something."""
+    if isinstance(error, OSError):
+        return not lasts(error)
+    return isinstance(error, SinkUnavailable | StoreUnanswered)
 
 
 @dataclass
@@ -39,6 +46,14 @@ class Work:
     #: The keys of those that did not answer in time.
     unanswered: set[str] = field(default_factory=set)
     give_up_at: float = 0.0
+    #: When to tell that it waits; None before the first commit.
+    rhythm: Rhythm | None = None
+    #: Parts of commits that took their time and are done.
+    progress: set[object] = field(default_factory=set)
+    #: Something was not asked again because the time was over.
+    ran_out: bool = False
+    #: Why the log did not say whether the batch may be committed.
+    log_error: BaseException | None = None
     #: Nobody waits for its answers any more.
     is_given_up: bool = False
     was_stopped: bool = False
@@ -102,10 +117,12 @@ class Work:
         found = dict(self.errors)
         own = [found[c.key] for c in self.of(sink) if c.key in found and c.key not in self._visible]
         # What cannot mend itself comes first: it must be mended by somebody.
-        return min(own, key=lambda error: isinstance(error, MAY_MEND_ITSELF), default=None)
+        return min(own, key=may_mend_itself, default=None)
 
     @property
     def said_last(self) -> str:
+        if self.log_error is not None:
+            return f"the decision log: {cause_of(self.log_error)}"
         return "; ".join(f"{s}: {cause_of(e)}" for s in self.open_now if (e := self.error_of(s)) is not None)
 
     def why_open(self, sink: str) -> str:
@@ -128,24 +145,38 @@ def batch_failed(work: Work) -> SemelError:
     return BatchFailed(f"Batch {work.id} failed before it was decided: {cause_of(work.error)}.")
 
 
-def stalled(work: Work, stopped: str) -> CommitStalled:
-    """The batch is decided and not visible everywhere, because it took too long or because it was stopped."""
+def stalled(work: Work, log: str, *, is_stopped: bool) -> CommitStalled:
+    """The batch is decided and not visible everywhere, because it took too long or because it was stopped.
+
+    `log` says which log the decision is in.
+    """
     # One that answers after all, when nobody waits for it any more, is visible by now: the next line says so.
     sinks = work.open_now or work.sinks_of(work.unanswered)
     causes = "; ".join(f"{sink}: {work.why_open(sink)}" for sink in sinks)
-    error = work.error_of_open
-    how = "Bring the sink back"
-    if error is not None and not isinstance(error, MAY_MEND_ITSELF):
+    if work.log_error is not None:
+        why = f"{log} did not say whether a newer driver runs this pipeline: {cause_of(work.log_error)}"
+        causes = f"{', '.join(sinks)}: {why}"
+    remedy = f"{mended_by(work, is_stopped=is_stopped)}{start_again()}"
+    how = "and was stopped before it was" if is_stopped else "but could not be"
+    return CommitStalled(
+        f"Batch {work.id} is decided {how} committed to {causes}.",
+        data_now=work.data_now,
+        remedy=f"{remedy[0].upper()}{remedy[1:]}: it commits what is left and runs nothing twice.",
+    )
+
+
+def mended_by(work: Work, *, is_stopped: bool) -> str:
+    """What somebody has to do before the pipeline is started again, as the beginning of a sentence."""
+    error = work.log_error or work.error_of_open
+    if isinstance(error, QueryStopped):
+        return ""
+    if error is not None and not may_mend_itself(error):
         own = isinstance(error, SemelError) and error.remedy != type(error).remedy
         remedy = str(getattr(error, "remedy", "")).partition(", then start")[0].rstrip(".")
-        how = f"This error does not mend itself: {remedy if own else CORRECT_IT}"
-    elif work.unanswered and not stopped:
-        how = "Bring the sink back, or give it more time (commit_limits, commit_patience_s),"
-    return CommitStalled(
-        f"Batch {work.id} is decided {f'and {stopped}' if stopped else 'but could not be'} committed to {causes}.",
-        data_now=work.data_now,
-        remedy=f"{how} and {start_again()}: it commits what is left and runs nothing twice.",
-    )
+        return f"This error does not mend itself: {remedy if own else CORRECT_IT} and "
+    what = "Bring the disk or the service of the decision log back" if work.log_error else "Bring the sink back"
+    # A client that gave up in time has an error of its own: its store need not be away, it may be slow.
+    return f"{what}, {MORE_TIME} and " if work.ran_out and not is_stopped else f"{what} and "
 
 
 def cause_of(error: BaseException | None) -> str:

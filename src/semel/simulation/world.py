@@ -285,6 +285,10 @@ class SimulatedCoordinator(batch_module.Coordinator):
         work.give_up_at = self.clock() + self.limits.commit_patience_s
         return super()._commit_one(committable, work)
 
+    @contextmanager
+    def _telling(self, work: Work) -> Iterator[None]:  # noqa: ARG002 - nobody listens
+        yield
+
     def close(self) -> None:
         self._close_participants()
 

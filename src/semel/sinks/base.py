@@ -96,6 +96,17 @@ class Remains:
         return cls(tuple(branches), newest_batch, tuple(sorted(namesakes)), others)
 
 
+@dataclass(frozen=True)
+class Sight:
+    """Of what is left in a store, that which it shows at once. `missing` says what kept it from being all of it.
+
+    What is not in here may be there all the same.
+    """
+
+    branches: tuple[Branch, ...]
+    missing: str = ""
+
+
 _WHERE = re.compile(r" (?:at|in) ")
 
 #: An error of a task that says this is told by the driver with the number, which tasks do not know.
@@ -149,6 +160,13 @@ class Participant(ABC):
     def recover(self) -> Remains:
         """List what is left of this pipeline in this sink, and of no other."""
 
+    def in_sight(self) -> Sight:
+        """The branches that `recover` lists, but what would have to wait for a part of the store is left out.
+
+        For whoever tidies up beside the batches, and comes again.
+        """
+        return Sight(self.recover().branches)
+
     @abstractmethod
     def close(self) -> None:
         """Let go of connections. What was prepared stays prepared."""
@@ -167,7 +185,7 @@ class Sink(ABC):
     """
 
     kind: ClassVar[str]
-    #: What tasks of this sink import besides semel and pyarrow.
+    #: What tasks of this sink import besides semel, pyarrow, and crc32c where it commits by task.
     modules: ClassVar[tuple[str, ...]] = ()
 
     name: str = field(default="", kw_only=True)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel import formats
 from semel.durable import create_file, make_folders, sync_file, sync_folder
-from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable
+from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable, lasts
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 ROW_GROUP_ROWS_MAX = 131_072
 ROW_GROUP_BYTES_MAX = 64 * 1024 * 1024
+COMMIT = "commit"
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 
 # Spark takes these characters in a path for a pattern, unless a backslash stands before them.
@@ -291,7 +292,7 @@ class _FilesParticipant(Participant):
     def commit(self, committable: Committable) -> Outcome:
         files = [_File(**file) for file in committable.payload["files"]]
         # An error says nothing of what has happened; the next try looks at the manifest first.
-        with self._reachable("commit"):
+        with self._reachable(COMMIT):
             if self.context.marked and self._manifest(committable).exists():
                 return self._committed_before(committable, files)
             if not all(self._is_staged(file) or self._is_final(file) for file in files):
@@ -414,7 +415,8 @@ class _FilesParticipant(Participant):
         try:
             yield
         except OSError as error:
-            raise SinkUnavailable(f"{self.sink.describe()} did not let us {purpose}: {error}.") from error
+            kind = ConfigError if purpose == COMMIT and lasts(error) else SinkUnavailable
+            raise kind(f"{self.sink.describe()} did not let us {purpose}: {error}.") from error
 
 
 def _size(path: Path) -> int | None:

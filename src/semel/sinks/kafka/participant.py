@@ -14,7 +14,7 @@ from semel.errors import BatchFailed, ConfigError, Fenced, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
+from semel.sinks.base import Context, Participant, Remains, Sight, StagedPart, committable_for
 from semel.sinks.kafka.ids import id_pattern
 from semel.sinks.kafka.markers import Fate, Fence, MarkerLog, fence_record, marker_record, partition_of
 from semel.sinks.kafka.topics import TRANSACTION_STATE, check_keeping, ensure_control_topic, write_record
@@ -298,6 +298,12 @@ class KafkaParticipant(Participant):
         newest = max([*ended, *([] if newest is None else [newest])], default=None)
         return Remains.of(branches, newest, writers, self.context)
 
+    def in_sight(self) -> Sight:
+        """Of the brokers that answer soon. One that is away would hold up every batch that has to be tidied after."""
+        listed, silent = self.wire.open_transactions_in_sight(self._is_ours, limited(SWEEP_S_MAX))
+        branches, self._nameless = self._told_apart(listed)
+        return Sight(tuple(branches), f"no answer from {silent}" if silent else "")
+
     def _leftovers(self) -> tuple[list[Branch], list[str]]:
         """Open transactions of ours: the branches of those that are prepared, the ids of those that are not."""
         return self._told_apart(self.wire.open_transactions(self._is_ours))
@@ -319,7 +325,8 @@ class KafkaParticipant(Participant):
         return sorted(named), [name for name, producer in listed if (name, producer) not in prepared]
 
     def abort(self, branches: Iterable[Branch]) -> None:
-        """Roll back these, and what `recover` last found open and never prepared: no decision can name that.
+        """Roll back these, and what was last found open and never prepared, by `recover` or `in_sight`: no decision can
+        name that.
 
         A newer incarnation fences before its first task writes. So its fence is in the log by now, where one of its
         tasks was found, and all that has no name is left to it.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from semel import formats
-from semel.deadline import within
+from semel.deadline import progressed, within
 from semel.errors import BatchFailed, ConfigError, Fenced, SemelError
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
@@ -145,6 +145,7 @@ class SqlParticipant(Participant):
         for piece in committable.payload["stages"]:
             if piece not in moved:
                 moved[piece] = mover.move(stage_table(piece))
+                progressed(piece)
         if moved:
             mover.finish()
         found = sum(moved.values())
@@ -179,14 +180,47 @@ class SqlParticipant(Participant):
     # Commit -----------------------------------------------------------------------------------------------------------
 
     def commit(self, committable: Committable) -> Outcome:
-        with self.sink.translated(f"did not let us commit batch {committable.attempt.batch}", lasting=ConfigError):
-            if "stages" in committable.payload:
-                return self._commit_whole(committable)
-            if committable.payload.get("mark"):
-                return self._commit_empty(committable)
-            if not committable.payload:
-                return Outcome.ALREADY_COMMITTED if self.context.marked else Outcome.COMMITTED
-            return self._commit_branch(committable)
+        refused = f"did not let us commit batch {committable.attempt.batch}"
+        try:
+            with self.sink.translated(refused, lasting=ConfigError):
+                return self._commit(committable)
+        except ConfigError:
+            # An earlier try, given up while the server was busy with it, may have come to pass meanwhile: then it is
+            # its rows that stand in the way of these.
+            with self.sink.translated(refused, lasting=ConfigError):
+                if not self._is_proven(committable):
+                    raise
+        self._conclude(committable)
+        return Outcome.ALREADY_COMMITTED
+
+    def _commit(self, committable: Committable) -> Outcome:
+        if "stages" in committable.payload:
+            return self._commit_whole(committable)
+        if committable.payload.get("mark"):
+            return self._commit_empty(committable)
+        if not committable.payload:
+            return Outcome.ALREADY_COMMITTED if self.context.marked else Outcome.COMMITTED
+        return self._commit_branch(committable)
+
+    def _is_proven(self, committable: Committable) -> bool:
+        """Whether the ledger says that the rows of this committable are visible, or those of a replay of it.
+
+        What this one has left prepared in vain is rolled back.
+        """
+        if not (self.context.marked and committable.payload):
+            return False
+        marks = self._marks(self.store.query, committable.attempt.batch)
+        if "stages" in committable.payload:
+            return WHOLE in marks
+        if committable.payload.get("mark"):
+            return bool(marks)
+        (name,) = committable.branches
+        if name in marks:
+            return True
+        if self._is_a_replay(committable, marks):
+            self.store.roll_back_prepared(_branch(name))
+            return True
+        return False
 
     def _commit_whole(self, committable: Committable) -> Outcome:
         if self._is_ended(committable):
@@ -195,11 +229,20 @@ class SqlParticipant(Participant):
             try:
                 outcome = self._commit_from_stages(committable)
             except StagedGone:
-                return Outcome.GONE
+                # Whoever has committed them meanwhile has dropped them, too.
+                if not self._is_proven(committable):
+                    return Outcome.GONE
+                outcome = Outcome.ALREADY_COMMITTED
+        self._conclude(committable)
+        return outcome
+
+    def _conclude(self, committable: Committable) -> None:
+        """What the committable was made of is of no use any more."""
+        if "stages" not in committable.payload:
+            return
         failpoint(f"{self.sink.kind}.committed")
         self._moved.pop(committable.key, None)
         self._drop_what_was_moved(committable)
-        return outcome
 
     def _drop_what_was_moved(self, committable: Committable) -> None:
         """The batch is visible: who has a lock on a staging table, a backup for one, holds up no commit of it."""
@@ -226,22 +269,14 @@ class SqlParticipant(Participant):
         return Outcome.COMMITTED
 
     def _commit_branch(self, committable: Committable) -> Outcome:
-        (name,) = committable.branches
-        branch = _branch(name)
-        marks = self._marks(self.store.query, branch.attempt.batch)
-        if name in marks:
+        if self._is_proven(committable):
             return Outcome.ALREADY_COMMITTED
-        if self._is_a_replay(committable, marks):
-            self.store.roll_back_prepared(branch)
-            return Outcome.ALREADY_COMMITTED
-        known = self.store.commit_prepared(branch)
+        known = self.store.commit_prepared(_branch(committable.branches[0]))
         failpoint(f"{self.sink.kind}.committed")
         if known:
             return Outcome.COMMITTED
         # It may have been committed between the two questions.
-        return (
-            Outcome.ALREADY_COMMITTED if name in self._marks(self.store.query, branch.attempt.batch) else Outcome.GONE
-        )
+        return Outcome.ALREADY_COMMITTED if self._is_proven(committable) else Outcome.GONE
 
     def _is_a_replay(self, committable: Committable, marks: Iterable[str]) -> bool:
         """Whether an earlier attempt at this batch is visible. Of a mend nothing else can be visible."""

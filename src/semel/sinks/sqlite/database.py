@@ -20,6 +20,19 @@ from semel.ids import Attempt, PipelineId
 from semel.sinks.base import Context
 
 LEDGER_ROWS_KEPT = 1_000
+#: What may be over in a moment, by result code (https://sqlite.org/rescode.html), with how SQLite says it: locks, a
+#: disk that is full or in trouble, a file that cannot be opened, because a mount is away or too many are open. All else
+#: stays as it is until somebody changes something: a table that is gone, a row in the way, rights, damage.
+MAY_PASS = {
+    5: "database is locked",
+    6: "database table is locked",
+    9: "interrupted",
+    10: "disk I/O error",
+    13: "database or disk is full",
+    14: "unable to open database file",
+    15: "locking protocol",
+    17: "database schema has changed",
+}
 T = TypeVar("T")
 
 #: What a ledger of semel 0.1 does not have. Its own statements name their columns, so it can go on beside us.
@@ -52,6 +65,12 @@ def refuse_newer(connection: sqlite3.Connection, where: str, pipeline: PipelineI
     ours = "SELECT max(format) FROM semel_ledger WHERE pipeline = ? AND sink = ?"
     newest = connection.execute(ours, (pipeline, sink)).fetchone()[0]
     formats.refuse_newer(f"The ledger of sink {sink} ({where})", newest or formats.FIRST, formats.LEDGER)
+
+
+def may_pass(error: sqlite3.Error) -> bool:
+    """Whether it makes sense to try again. Python 3.10 does not tell the code."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return str(error).startswith(tuple(MAY_PASS.values())) if code is None else code & 0xFF in MAY_PASS
 
 
 class Database:
@@ -219,6 +238,12 @@ class Database:
             self._wait_no_longer_than(limited(self._timeout_s))
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
+            if not may_pass(error):
+                raise ConfigError(
+                    f"The SQLite database {self.path} did not let us {purpose}: {error}.",
+                    data_now="nothing was changed by this call",
+                    remedy="Mend what it names, then start again.",
+                ) from error
             raise SinkUnavailable(
                 f"The SQLite database {self.path} did not let us {purpose}: {error}.",
                 remedy="End the process that holds a write transaction on it (`fuser` names it), then start again.",

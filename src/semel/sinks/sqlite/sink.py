@@ -10,6 +10,7 @@ The database is put into WAL mode: a writer never blocks a reader (https://sqlit
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -18,18 +19,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel import formats
-from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable
+from semel.deadline import progressed
+from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable, lasts
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
 from semel.sinks.evidence import NOTHING_KNOWN, Evidence, Mark
-from semel.sinks.sqlite.database import LEDGER_ROWS_KEPT, Database, ledger_columns, refuse_newer
+from semel.sinks.sqlite.database import LEDGER_ROWS_KEPT, Database, ledger_columns, may_pass, refuse_newer
 from semel.sinks.sqlite.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
 from semel.sinks.sqlite.types import affinity_accepts, quote, sqlite_type, to_sqlite
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_LOG = logging.getLogger("semel")
 
 MODES = ("append", "upsert", "replace")
 
@@ -234,11 +238,17 @@ class _SqliteParticipant(Participant):
             failpoint("sqlite.committed")
         except SpoolDamaged:
             return Outcome.GONE
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             # Nothing is known to have happened; the next try looks at the ledger first.
-            raise SinkUnavailable(f"{self.sink.describe()} did not let us commit: {error}.") from error
+            passes = not lasts(error) if isinstance(error, OSError) else may_pass(error)
+            kind = SinkUnavailable if passes else ConfigError
+            raise kind(f"{self.sink.describe()} did not let us commit: {error}.") from error
         self._moved = None
-        drop_spooled(self.sink.spool, committable.branches)
+        try:
+            drop_spooled(self.sink.spool, committable.branches)
+        except OSError as error:
+            # The batch is visible all the same, and what is left is dropped at another start.
+            _LOG.warning("%s keeps what was staged of a batch that is committed: %s", self.sink.describe(), error)
         return outcome
 
     def _commit_from_spool(self, committable: Committable) -> Outcome:
@@ -253,11 +263,13 @@ class _SqliteParticipant(Participant):
         insert = ""
         if self.sink.mode == "replace" and db.has_table(self.sink.table):
             db.execute(f"DELETE FROM {quote(self.sink.table)}")  # noqa: S608 - a quoted identifier
-        for batch in spooled_batches(self.sink.spool, committable.branches, committable.rows):
+        staged = spooled_batches(self.sink.spool, committable.branches, committable.rows)
+        for number, batch in enumerate(staged):
             if not insert:
                 db.execute(self.sink.create_statement(batch.schema))
                 insert = self.sink.insert_statement(batch.schema.names)
             db.executemany(insert, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            progressed(number)
         if self.context.marked:
             self._write_marker(committable)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -62,7 +63,10 @@ class SpoolWriter(Writer):
 
 
 def spooled_batches(folder: Path, branches: Iterable[str], rows: int) -> Iterator[pa.RecordBatch]:
-    """The staged rows of these branches, batch by batch. Raises SpoolDamaged unless there are just `rows` of them."""
+    """The staged rows of these branches, batch by batch. Raises SpoolDamaged unless there are just `rows` of them.
+
+    Raises OSError when the system does not let us read them.
+    """
     import pyarrow as pa
 
     found = 0
@@ -77,6 +81,8 @@ def spooled_batches(folder: Path, branches: Iterable[str], rows: int) -> Iterato
                     found += batch.num_rows
                     yield batch
         except (pa.ArrowInvalid, OSError) as error:
+            if getattr(error, "errno", None) not in (None, errno.ENOENT):
+                raise  # what cannot be read at present, or by us, is not gone
             raise SpoolDamaged(f"{path}: {error}") from error
     if found != rows:
         raise SpoolDamaged(f"{folder} holds {found} of {rows} staged rows")
