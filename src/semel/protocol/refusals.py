@@ -16,7 +16,7 @@ class Refusal(Enum):
     ROLLED_BACK = "the sink knows batches that the checkpoint does not"
     TEMPORARY_CHECKPOINT = "the checkpoint ends with the query, so that the next start would write everything again"
     STARTS_LATE = "the sink has not had the batches before the one that it would begin with"
-    OVERTAKEN = "the batch behind the one that Spark runs is planned: another driver has gone on"
+    OVERTAKEN = "the batch that Spark runs is over, or the one behind it is planned: another driver has gone on"
     REMOTE_EXECUTORS = "executors run on other machines, where they cannot reach the sink"
 
 
@@ -95,12 +95,27 @@ def refuse_beginning(beginning: Beginning) -> Refusal | None:
     return Refusal.STARTS_LATE if begins_late(beginning) and beginning.starts != NOW else None
 
 
-def refuse_overtaken(*, is_next_planned: bool) -> Refusal | None:
-    """A query behind whose batch somebody has planned the next one cannot end it. Nobody must be fenced for it.
+@dataclass(frozen=True)
+class UnderWay:
+    """What is known of the batch that Spark runs while a driver starts.
 
-    That a batch is marked as over does not say so: a copy of a checkpoint may know the end of a batch and not its plan.
+    `is_over` says that its plan and its end are both in the checkpoint.
     """
-    return Refusal.OVERTAKEN if is_next_planned else None
+
+    batch: int
+    is_next_planned: bool = False
+    is_over: bool = False
+    newest_decided: int = -1
+
+
+def refuse_overtaken(query: UnderWay) -> Refusal | None:
+    """A query whose batch another driver has ended cannot end it. Nobody must be fenced for it.
+
+    Of a batch that is marked as over this is known only while nothing newer is decided: a copy of a checkpoint may know
+    the end of a batch and not the plan of a newer one. That must be put back, and for this somebody has to start.
+    """
+    ended = query.is_over and query.newest_decided <= query.batch
+    return Refusal.OVERTAKEN if query.is_next_planned or ended else None
 
 
 def refuse_temporary(*, is_temporary: bool, remembers: bool) -> Refusal | None:

@@ -110,7 +110,9 @@ class BatchFunction:
             )
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
-            self._coordinator = start_weaker(log, self.sinks, identity, plans=checkpoint.plans, wait=wait_for_older)
+            self._coordinator = start_weaker(
+                log, self.sinks, identity, plans=checkpoint.plans, wait=wait_for_older, under_way=under_way
+            )
             self._coordinator.tell = self.waiting
         self._latest = self._coordinator
         self._claimed = self._coordinator.context.incarnation
