@@ -207,6 +207,32 @@ def test_who_is_superseded_leaves_the_end_of_its_batch_to_the_newer_one(
     assert rows(tmp_path) == (20, 20)
 
 
+def test_a_function_that_was_fenced_serves_the_next_query(
+    stream: DataFrame, out: Sink, tmp_path: Path, put: Callable[[int], None]
+) -> None:
+    """In a notebook `write = semel.sink(...)` stays, and the query is started again."""
+    put(2)
+    log = DecisionLog(FileStore(tmp_path / "c" / "semel"))
+    write = semel.sink(out)
+
+    def another_claims(df: DataFrame, batch: int) -> None:
+        write(df, batch)
+        if log.newest_claim() == 1:
+            log.leave(log.claim(**ELSEWHERE))
+
+    def run() -> None:
+        query = stream.writeStream.foreachBatch(another_claims).option("checkpointLocation", str(tmp_path / "c"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match="incarnation 2 claimed this pipeline"):
+        run()
+    assert rows(tmp_path) == (10, 10)
+    run()
+    assert rows(tmp_path) == (30, 30)
+    assert write.find_newer() is None
+    write.end()
+
+
 LOST = "[STREAM_FAILED] Query terminated: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
 
 

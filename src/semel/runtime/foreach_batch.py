@@ -94,6 +94,8 @@ class BatchFunction:
         self._limit = ArrowLimit()
         self._let_go()
         self._is_over = False
+        # The same function may have served a query that was fenced. This start has a claim of its own.
+        self.fenced, self._claimed = None, 0
         self._checkpoint = checkpoint
         if self.guarantee == "exactly-once":
             self._keep_through_power_loss(spark, checkpoint)
