@@ -87,6 +87,7 @@ def test_a_checkpoint_at_batch_5_is_refused_when_a_sink_has_seen_more(
         (-1, (ANOTHER,), "", Refusal.REPLACED),
         (-1, (ANOTHER,), NOW, Refusal.REPLACED),
         (-1, (ANOTHER,), AGAIN, None),
+        (-1, (ANOTHER,), f"{NOW}, {AGAIN}", None),
         (0, (ANOTHER,), "", None),
         (-1, (), "", None),
     ],
@@ -105,6 +106,7 @@ def test_what_would_be_doubled_is_refused_unless_it_is_meant(
         (7, False, "", Refusal.STARTS_LATE),
         (7, False, AGAIN, Refusal.STARTS_LATE),
         (7, False, NOW, None),
+        (7, False, f"{NOW},{AGAIN}", None),
     ],
 )
 def test_a_sink_that_lacks_earlier_rows_is_refused_unless_it_is_meant(

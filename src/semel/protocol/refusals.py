@@ -26,6 +26,11 @@ NOW = "now"
 AGAIN = "again"
 
 
+def words(starts: str) -> frozenset[str]:
+    """What a user said of a sink: one of the two words, or both with a comma between them."""
+    return frozenset(word.strip() for word in starts.split(",")) - {""}
+
+
 @dataclass(frozen=True)
 class Holder:
     """Whose checkpoint it is. `name` is empty when the user gave none."""
@@ -59,7 +64,7 @@ def refuse_holder(found: Holder, ours: Holder) -> Refusal | None:
 
 def refuse_replaced(sink: SinkFacts) -> Refusal | None:
     """A checkpoint that knows nothing of a sink which has seen this pipeline would write everything again."""
-    return Refusal.REPLACED if sink.namesakes and sink.marked < 0 and sink.starts != AGAIN else None
+    return Refusal.REPLACED if sink.namesakes and sink.marked < 0 and AGAIN not in words(sink.starts) else None
 
 
 def refuse_rolled_back(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:
@@ -92,7 +97,7 @@ def begins_late(beginning: Beginning) -> bool:
 
 def refuse_beginning(beginning: Beginning) -> Refusal | None:
     """A sink that would begin in the middle of the stream lacks what came before, and nobody would see it."""
-    return Refusal.STARTS_LATE if begins_late(beginning) and beginning.starts != NOW else None
+    return Refusal.STARTS_LATE if begins_late(beginning) and NOW not in words(beginning.starts) else None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from semel.deadline import limited
 from semel.errors import BatchFailed, ConfigError, Fenced, SinkUnavailable
 from semel.failpoints import failpoint
-from semel.ids import Attempt, Branch, parse_branch
+from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
 from semel.sinks.kafka.ids import id_pattern
@@ -283,20 +283,35 @@ class KafkaParticipant(Participant):
         if not self.context.marked:
             return Remains(tuple(branches))
         log = self._caught_up()
-        # All of them lie in this cluster, by whichever addresses they came to it.
-        writers = {
-            (fence.name, fence.pipeline)
-            for fence in log.fences.values()
-            if fence.sink == self.sink.name
-            and self.sink.is_in(fence.target)
-            and fence.pipeline != self.context.pipeline
-            and log.newest_committed(fence.pipeline, fence.sink) is not None
-        }
         newest = log.newest_committed(self.context.pipeline, self.sink.name)
+        # Sinks of other names have their markers in other partitions. A first start reads them all.
+        logs = [log] if newest is not None else [log, *self._other_logs()]
+        writers = {writer for one in logs for writer in self._writers(one)}
         # EndTxn is answered before the end is in the control topic.
         ended = [branch.attempt.batch for branch in self._ended.values()]
         newest = max([*ended, *([] if newest is None else [newest])], default=None)
         return Remains.of(branches, newest, writers, self.context)
+
+    def _writers(self, log: MarkerLog) -> Iterator[tuple[str, PipelineId]]:
+        """Other pipelines with rows in this topic, by name, whatever they call the sink.
+
+        Where the rows name their topics, nobody knows which: there the name of the sink tells. All of them lie in this
+        cluster, by whichever addresses they came to it.
+        """
+        for fence in log.fences.values():
+            is_here = self.sink.is_in(fence.target) and (self.sink.topic or fence.sink == self.sink.name)
+            is_ours = fence.pipeline == self.context.pipeline
+            if is_here and not is_ours and log.newest_committed(fence.pipeline, fence.sink) is not None:
+                yield fence.name, fence.pipeline
+
+    def _other_logs(self) -> Iterator[MarkerLog]:
+        """The other partitions of the control topic, each read to its end."""
+        who = self.context.pipeline, self.sink.name
+        for partition in range(self.wire.partitions(self.sink.control_topic)):
+            if partition != partition_of(self.sink.name):
+                log = MarkerLog(self.sink.control_topic, partition, who)
+                log.catch_up(self.wire)
+                yield log
 
     def _leftovers(self) -> tuple[list[Branch], list[str]]:
         """Open transactions of ours: the branches of those that are prepared, the ids of those that are not."""
