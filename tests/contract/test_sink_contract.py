@@ -46,8 +46,10 @@ from tests.contract.harness import (
 
 @contextmanager
 def started(sink: Sink, who: Context | None = None) -> Iterator[Participant]:
-    """A participant as a start of the pipeline leaves it: fenced, and closed in the end."""
+    """A participant as a start of the pipeline leaves it: its store asked, fenced, and closed in the end."""
     who = who or context()
+    if who.marked:
+        sink.check_store(who.pipeline)
     participant = sink.participant(who)
     try:
         if who.marked:

@@ -224,6 +224,20 @@ def test_it_is_asked_again_right_before_the_claim(world: World, monkeypatch: pyt
     assert claims == [world.log.newest_claim()]
 
 
+def test_a_store_that_cannot_keep_the_guarantee_is_refused_before_anybody_is_fenced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_sink: semel.Sqlite, _pipeline: PipelineId) -> None:
+        raise Refused("an election may lose what was acknowledged")
+
+    monkeypatch.setattr(semel.Sqlite, "check_store", refuse)
+    world.did(0, ORDERS)
+    claims = world.log.newest_claim()
+    with pytest.raises(Refused, match="an election may lose"):
+        start_exactly_once(world.log, world.plans, [ORDERS], Identity(PIPELINE))
+    assert world.log.newest_claim() == claims
+
+
 def test_long_offsets_are_cut(world: World) -> None:
     world.did(0)
     world.checkpoint.replace("offsets/0", b'v1\n{}\n{"orders":' + b"9" * 1_000 + b"}")

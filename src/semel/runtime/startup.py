@@ -137,6 +137,8 @@ def _claim(
         _refuse_anothers_checkpoint(found, identity, log.store.describe())
     if plans is not None:
         check_beginnings(log, plans, sinks, identity.pipeline, under_way)
+    for sink in sinks if marked else ():
+        sink.check_store(identity.pipeline)
     # A newer semel that has claimed, and decided nothing yet, must not be fenced by a start that is refused later.
     log.claimed(log.newest_claim())
     if found is None:

@@ -217,6 +217,12 @@ class Sink(ABC):
     def check(self, schema: pa.Schema) -> None:
         """Raise SchemaMismatch or ConfigError if rows of this schema cannot be written. Writes nothing."""
 
+    def check_store(self, pipeline: PipelineId) -> None:  # noqa: B027 - most have nothing more to ask
+        """Raise when the store cannot keep exactly-once for this pipeline. It may create what is semel's own there.
+
+        Asked before the claim: a start that is refused fences nobody, and a driver that runs goes on.
+        """
+
     @abstractmethod
     def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         """A writer for one task. `durable` is off below exactly-once: nothing has to survive the batch.

@@ -17,7 +17,7 @@ from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
 from semel.sinks.kafka.ids import id_pattern
 from semel.sinks.kafka.markers import Fate, Fence, MarkerLog, fence_record, marker_record, partition_of
-from semel.sinks.kafka.topics import TRANSACTION_STATE, check_keeping, ensure_control_topic, write_record
+from semel.sinks.kafka.topics import write_record
 from semel.sinks.kafka.wire.client import Wire
 from semel.sinks.kafka.wire.requests import Transaction
 
@@ -67,12 +67,9 @@ class KafkaParticipant(Participant):
     # Start ------------------------------------------------------------------------------------------------------------
 
     def fence(self) -> None:
-        ensure_control_topic(self.sink.servers, self.sink.options, self.sink.control_topic, self.sink.timeout_s)
         log = self._caught_up()
         self._refuse_if_older(log)
         self._refuse_a_taken_prefix(log)
-        self._refuse_what_the_broker_refuses()
-        self._check_keeping()
         key, value = fence_record(self._fence())
         self._write(log.partition, key, value)
         try:
@@ -81,13 +78,6 @@ class KafkaParticipant(Participant):
         except ConfigError:
             self._write(log.partition, key, None)
             raise
-
-    def _check_keeping(self) -> None:
-        """The topics that rows name themselves are known only with the rows."""
-        sink = self.sink
-        topics = [topic for topic in (sink.topic, sink.control_topic, TRANSACTION_STATE) if topic]
-        accept = sink.accept_unclean_elections
-        check_keeping(sink.servers, sink.options, topics, sink.timeout_s, accept_unclean=accept)
 
     def _write(self, partition: int, key: bytes, value: bytes | None) -> None:
         """A record of the driver's own in the control topic."""
@@ -117,21 +107,6 @@ class KafkaParticipant(Participant):
                     f"{fence.name!r} (query {fence.pipeline}) already: two that share it abort each other's batches.",
                     remedy="Give each pipeline a transactional_id_prefix of its own, or none.",
                 )
-
-    def _refuse_what_the_broker_refuses(self) -> None:
-        """May we use these ids, and is the timeout allowed: asked with an id that no task uses."""
-        answer = self.wire.fence(f"{self.prefix}-probe", self.sink.transaction_timeout_ms)
-        if answer == "INVALID_TRANSACTION_TIMEOUT":
-            raise ConfigError(
-                f"{self.sink.describe()}: transaction_timeout_ms={self.sink.transaction_timeout_ms} is above what "
-                "the broker allows.",
-                remedy="Lower it, or raise transaction.max.timeout.ms of the brokers.",
-            )
-        if answer != "NO_ERROR":
-            raise ConfigError(
-                f"{self.sink.describe()} does not let us use transactional ids beginning with {self.prefix}: {answer}.",
-                remedy=f"Allow Write and Describe on transactional ids with the prefix {self.prefix}.",
-            )
 
     def _caught_up(self) -> MarkerLog:
         """The marker log, read to its end. Without a control topic it is empty, and is looked for again."""

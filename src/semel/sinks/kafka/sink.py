@@ -22,6 +22,7 @@ from semel.kafka.options import hide_secrets, java_to_librdkafka, with_tokens
 from semel.kafka.tokens import OAUTH_CB, TokenProvider
 from semel.sinks.base import Capabilities, Context, Participant, Sink, Writer
 from semel.sinks.evidence import Evidence
+from semel.sinks.kafka.checks import check_store
 from semel.sinks.kafka.login import check_login
 from semel.sinks.kafka.participant import KafkaParticipant
 from semel.sinks.kafka.producers import BY_ITSELF, LIBRDKAFKA, PRODUCERS
@@ -156,6 +157,9 @@ class Kafka(Sink):
         check_options({**self.producer_settings(), **own})
         if self.producer == LIBRDKAFKA and not can_log_in(self.producer_settings()):
             raise no_kerberos_in_librdkafka(f"All rows of {self.describe()}, because of producer={LIBRDKAFKA!r},")
+
+    def check_store(self, pipeline: PipelineId) -> None:
+        check_store(self, pipeline)
 
     def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         return KafkaWriter(
