@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
 from semel.decisions.memory import MemoryStore
 from semel.errors import BatchFailed, Fenced, PlanRestored, SemelError, SinkUnavailable
 from semel.run import runner
-from semel.run.runner import Happening, Run, StopSignals, exit_code, failure_of, launch, watch
+from semel.run.runner import Happening, Run, StopSignals, exit_code, failure_of, is_superseded, launch, watch
 from semel.runtime.batch import PLAN_OVERWRITTEN, Report
 from semel.runtime.commits import Waiting
 from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
@@ -243,7 +244,7 @@ OVERWRITTEN = f"[STREAM_FAILED] Query terminated: semel.errors.BatchFailed: {NOT
 
 def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Run:
     query = SimpleNamespace(isActive=False, exception=lambda: said)
-    function = SimpleNamespace(fenced=newer, find_newer=lambda: newer, end=lambda: None)
+    function = SimpleNamespace(fenced=newer, find_newer=lambda: newer, look_for_newer=lambda: newer, end=lambda: None)
     running: Any = SimpleNamespace(query=query, function=function)
 
     def begin() -> Any:
@@ -251,6 +252,27 @@ def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Run:
         return running
 
     return Run("orders", running, begin=begin)
+
+
+def test_who_cannot_ask_whether_it_was_superseded_does_not_claim_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would fence the newer driver, which runs."""
+    begun, told = list[int](), list[Happening]()
+    run = lost(None, begun)
+    answers: list[Any] = [OSError("Input/output error")] * 3
+
+    def look_for_newer() -> Any:
+        if answers:
+            raise answers.pop()
+        return Fenced("pid 7 took over")
+
+    function: Any = run.running.function
+    function.look_for_newer = look_for_newer
+    assert is_superseded(run, LIMITS, sleep=lambda _: None)
+    answers += [OSError("Input/output error")] * 100
+    monkeypatch.setattr(runner, "is_superseded", partial(is_superseded, limits=LIMITS, sleep=lambda _: None))
+    with pytest.raises(SemelError, match="whether another driver has taken it over cannot be found out: Input/output"):
+        watch([run], StopSignals(), told.append)
+    assert (begun, run.restarts, [h.event for h in told]) == ([], 0, ["failed"])
 
 
 def test_it_is_started_again_only_so_often() -> None:

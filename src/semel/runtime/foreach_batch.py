@@ -168,17 +168,22 @@ class BatchFunction:
 
         `batch` is one that has just been rolled back for it.
         """
+        # A log that does not answer now is asked again.
+        with suppress(Exception):
+            self.look_for_newer(batch)
+        return self.fenced
+
+    def look_for_newer(self, batch: int | None = None) -> Fenced | None:
+        """The same for whoever must know: raises when the log does not answer."""
         if (self.fenced is None or batch is not None) and self._checkpoint is not None and self._claimed:
             log = self._checkpoint.log
-            # A log that does not answer now is asked again.
-            with suppress(Exception):
-                newest = log.newest_claim() if log.superseded(self._claimed) else 0
-                if newest > self._claimed:
-                    self.fenced = Fenced(
-                        f"Incarnation {self._claimed} stopped{'' if batch is None else f' at batch {batch}'}: "
-                        f"incarnation {newest} claimed this pipeline ({log.holder(newest)}).",
-                        data_now="" if batch is not None else "every batch is whole or unseen; the newer one goes on",
-                    )
+            newest = log.newest_claim() if log.superseded(self._claimed) else 0
+            if newest > self._claimed:
+                self.fenced = Fenced(
+                    f"Incarnation {self._claimed} stopped{'' if batch is None else f' at batch {batch}'}: "
+                    f"incarnation {newest} claimed this pipeline ({log.holder(newest)}).",
+                    data_now="" if batch is not None else "every batch is whole or unseen; the newer one goes on",
+                )
         return self.fenced
 
     def drain(self, grace_s: float) -> bool:
