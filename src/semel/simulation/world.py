@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from semel.decisions import log as log_module
@@ -316,8 +315,7 @@ def the_real_code_in(world: World) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (startup_module, "Coordinator", coordinator),
         # A record names the process that made it, and so do errors.
-        (log_module, "os", SimpleNamespace(getpid=lambda: str(world.scheduler.current))),
-        (log_module, "socket", SimpleNamespace(gethostname=lambda: f"seed {world.seed}")),
+        (log_module, "this_process", lambda: {"host": f"seed {world.seed}", "pid": str(world.scheduler.current)}),
         (log_module, "_token", lambda: f"{world.now:.9f}"),
         (log_module, "_now", lambda: f"{world.now:.3f} s"),
         (logging.getLogger("semel"), "disabled", True),
