@@ -42,7 +42,7 @@ def orders(spark):
     )
 """
 DROP_IN = """
-import json, os, sys
+import json, os, sys, time
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 import semel
@@ -55,12 +55,18 @@ spark = (
 write = semel.sink(semel.Files(f"{HERE}/files"), semel.Sqlite(f"{HERE}/shop.db", "orders"))
 
 def tell(df, batch):
+    pause("in hand", "hold_before")
     write(df, batch)
-    print(json.dumps({"event": "batch"}), flush=True)
+    pause("batch", "hold_after")
+
+def pause(event, name):
+    print(json.dumps({"event": event}), flush=True)
+    while os.path.exists(f"{HERE}/{name}"):
+        time.sleep(0.05)
 
 rows = spark.readStream.schema("id long").json(f"{HERE}/input").writeStream.foreachBatch(tell)
-rows = rows.option("checkpointLocation", f"{HERE}/checkpoint").trigger(processingTime="300 milliseconds")
-rows.start().awaitTermination()
+rows = rows.option("checkpointLocation", f"{HERE}/checkpoint")
+rows.trigger(processingTime=os.environ.get("TRIGGER", "300 milliseconds")).start().awaitTermination()
 """
 RUN = ("-m", "semel.cli", "run", "pipelines.py", "--json")
 FEED_EVERY_S = 0.4
@@ -96,12 +102,15 @@ class Driver:
         assert self.process.stderr is not None
         self.errors += self.process.stderr
 
-    def wait_for_batch(self) -> None:
+    def wait_for(self, wanted: str) -> None:
         while True:
             event = self.told.get(timeout=PATIENCE_S)
             assert event is not None, "".join(self.errors)
-            if event["event"] == "batch":
+            if event["event"] == wanted:
                 return
+
+    def wait_for_batch(self) -> None:
+        self.wait_for("batch")
 
     def end(self) -> tuple[int, str]:
         code = self.process.wait(timeout=PATIENCE_S)
@@ -222,11 +231,15 @@ def test_twenty_handovers_in_a_row_leave_one_running_each_time(tmp_path: Path, f
 
 
 @pytest.mark.long
-def test_of_two_queries_with_the_drop_in_exactly_one_runs_on(tmp_path: Path, feeder: Feeder) -> None:
-    """Which one is a matter of chance: Spark has read the checkpoint before we are asked."""
+@pytest.mark.parametrize("trigger", ["300 milliseconds", "10 seconds"])
+def test_of_two_queries_with_the_drop_in_exactly_one_runs_on(tmp_path: Path, feeder: Feeder, trigger: str) -> None:
+    """Which one is a matter of chance: Spark has read the checkpoint before we are asked.
+
+    With a long trigger the older one may have ended its batch meanwhile, and have planned no other.
+    """
     (tmp_path / "drop_in.py").write_text(DROP_IN)
     ended: list[str] = []
-    with drivers(tmp_path, command=("drop_in.py",)) as start:
+    with drivers(tmp_path, command=("drop_in.py",), TRIGGER=trigger) as start:
         running = start()
         running.wait_for_batch()
         for _ in range(3):
@@ -242,6 +255,34 @@ def test_of_two_queries_with_the_drop_in_exactly_one_runs_on(tmp_path: Path, fee
         assert re.search("another driver of this pipeline has gone on|claimed this pipeline|Concurrent update", errors)
     expected = list(range(feeder.fed))
     assert (ids(tmp_path), ids_in_files(tmp_path)) == (expected, expected)
+
+
+@pytest.mark.long
+def test_a_drop_in_whose_batch_another_query_has_just_ended_leaves_that_one_alone(tmp_path: Path) -> None:
+    """The newer Spark reads the checkpoint while batch 0 is under way. Then the older one ends it and waits for rows.
+
+    Were it fenced, nobody would run: the newer one cannot write `commits/0` a second time.
+    """
+    (tmp_path / "drop_in.py").write_text(DROP_IN)
+    feeder = Feeder(tmp_path)
+    before, after = tmp_path / "hold_before", tmp_path / "hold_after"
+    with drivers(tmp_path, command=("drop_in.py",)) as start:
+        after.touch()
+        older = start()
+        older.wait_for_batch()
+        before.touch()
+        newer = start()
+        newer.wait_for("in hand")
+        after.unlink()
+        wait_until((tmp_path / "checkpoint" / "commits" / "0").exists, PATIENCE_S)
+        before.unlink()
+        code, errors = newer.end()
+        assert code != 0
+        assert "This query runs batch 0, and the checkpoint is at batch 1 by now" in errors
+        feeder.add()
+        older.wait_for_batch()
+        assert older.process.poll() is None
+    assert ids(tmp_path) == ids_in_files(tmp_path) == [0, 1]
 
 
 def test_a_driver_that_is_paused_holds_nobody_up_and_ends_fenced_when_it_wakes(tmp_path: Path, feeder: Feeder) -> None:

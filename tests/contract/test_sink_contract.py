@@ -46,8 +46,10 @@ from tests.contract.harness import (
 
 @contextmanager
 def started(sink: Sink, who: Context | None = None) -> Iterator[Participant]:
-    """A participant as a start of the pipeline leaves it: fenced, and closed in the end."""
+    """A participant as a start of the pipeline leaves it: its store asked, fenced, and closed in the end."""
     who = who or context()
+    if who.marked:
+        sink.check_store(who.pipeline)
     participant = sink.participant(who)
     try:
         if who.marked:
@@ -344,14 +346,17 @@ def test_recover_lists_only_ours(harness: Harness) -> None:
 
 
 def test_recover_names_pipelines_that_left_markers_under_our_name(harness: Harness) -> None:
-    """delta#1813: a deleted checkpoint makes a new pipeline that would write everything again."""
+    """delta#1813: a deleted checkpoint makes a new pipeline that would write everything again.
+
+    It would do so under another name of the sink, too: the target is the same.
+    """
     sink, renamed = harness.sink(), harness.sink("backup")
     with started(sink, context(pipeline=OTHERS)) as before:
         commit(before, prepare(before, sink, attempt(0, pipeline=OTHERS), rows_of(1)))
-    with started(sink) as participant, started(renamed) as elsewhere:
-        assert participant.recover().namesakes == (OTHERS,)
-        assert participant.recover().newest_batch is None
-        assert elsewhere.recover().namesakes == ()
+    for found in (sink, renamed):
+        with started(found) as participant:
+            assert participant.recover().namesakes == (OTHERS,)
+            assert participant.recover().newest_batch is None
     with started(sink, context(name="another shop")) as participant:
         assert participant.recover().namesakes == ()
 
@@ -379,9 +384,19 @@ def test_recover_names_pipelines_that_left_markers_under_other_names(harness: Ha
         with started(sink) as participant:
             assert participant.recover().others == ()
         commit(others, prepare(others, sink, attempt(0, pipeline=OTHERS), rows_of(1)))
-    with started(sink) as participant, started(renamed) as elsewhere:
-        assert (participant.recover().others, participant.recover().namesakes) == ((("other", OTHERS),), ())
-        assert elsewhere.recover().others == ()
+    for found in (sink, renamed):
+        with started(found) as participant:
+            assert (participant.recover().others, participant.recover().namesakes) == ((("other", OTHERS),), ())
+
+
+def test_sinks_of_one_pipeline_may_share_a_target(harness: Harness) -> None:
+    """Each with rows of its own: what one of them has written is no other pipeline's."""
+    sink, second = harness.sink(), harness.sink("backup")
+    with started(sink) as first:
+        commit(first, prepare(first, sink, attempt(0), rows_of(1)))
+    with started(second) as participant:
+        remains = participant.recover()
+        assert (remains.namesakes, remains.others, remains.newest_batch) == ((), (), None)
 
 
 # Two sinks, no marks ----------------------------------------------------------------------------------------------

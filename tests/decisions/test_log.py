@@ -82,7 +82,7 @@ def test_concurrent_claims_are_dense_and_unique(log: DecisionLog) -> None:
 def test_a_claim_says_who_made_it(log: DecisionLog, store: RecordStore) -> None:
     log.claim(why="test")
     body = decode(store.read("incarnations/0000000001.json") or b"", "here")
-    assert set(body) == {"incarnation", "host", "pid", "claimed_at", "token", "why"}
+    assert set(body) == {"incarnation", "host", "pid", "machine", "born", "claimed_at", "token", "why"}
     assert log.holder(1) == f"pid {body['pid']} on {body['host']} since {body['claimed_at']}"
     assert log.holder(9) == "pid ? on ? since ?"
 

@@ -12,6 +12,7 @@ from semel.protocol.refusals import (
     Holder,
     Refusal,
     SinkFacts,
+    UnderWay,
     begins_late,
     refuse_beginning,
     refuse_executors,
@@ -86,6 +87,7 @@ def test_a_checkpoint_at_batch_5_is_refused_when_a_sink_has_seen_more(
         (-1, (ANOTHER,), "", Refusal.REPLACED),
         (-1, (ANOTHER,), NOW, Refusal.REPLACED),
         (-1, (ANOTHER,), AGAIN, None),
+        (-1, (ANOTHER,), f"{NOW}, {AGAIN}", None),
         (0, (ANOTHER,), "", None),
         (-1, (), "", None),
     ],
@@ -104,6 +106,7 @@ def test_what_would_be_doubled_is_refused_unless_it_is_meant(
         (7, False, "", Refusal.STARTS_LATE),
         (7, False, AGAIN, Refusal.STARTS_LATE),
         (7, False, NOW, None),
+        (7, False, f"{NOW},{AGAIN}", None),
     ],
 )
 def test_a_sink_that_lacks_earlier_rows_is_refused_unless_it_is_meant(
@@ -120,9 +123,22 @@ def test_only_a_guarantee_that_remembers_nothing_may_have_a_checkpoint_that_ends
     assert refuse_temporary(is_temporary=False, remembers=True) is None
 
 
-def test_a_query_that_another_driver_has_overtaken_fences_nobody() -> None:
-    assert refuse_overtaken(is_next_planned=True) is Refusal.OVERTAKEN
-    assert refuse_overtaken(is_next_planned=False) is None
+@pytest.mark.parametrize(
+    ("query", "refusal"),
+    [
+        (UnderWay(5), None),
+        (UnderWay(5, newest_decided=5), None),
+        (UnderWay(5, is_next_planned=True), Refusal.OVERTAKEN),
+        (UnderWay(5, is_next_planned=True, newest_decided=7), Refusal.OVERTAKEN),
+        # The other driver waits for its trigger, or for rows.
+        (UnderWay(5, is_over=True, newest_decided=5), Refusal.OVERTAKEN),
+        (UnderWay(5, is_over=True), Refusal.OVERTAKEN),
+        # A copy of a checkpoint that knows less than the log.
+        (UnderWay(5, is_over=True, newest_decided=6), None),
+    ],
+)
+def test_a_query_that_another_driver_has_overtaken_fences_nobody(query: UnderWay, refusal: Refusal | None) -> None:
+    assert refuse_overtaken(query) is refusal
 
 
 def test_executors_elsewhere_must_reach_the_store() -> None:

@@ -13,9 +13,10 @@ from semel.decisions.records import encode
 from semel.errors import PlanRestored, Refused
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Committable, Decided, Started
+from semel.runtime import startup
 from semel.runtime.beginning import check_beginnings
 from semel.runtime.plans import SparkPlans
-from semel.runtime.startup import start_exactly_once
+from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.sinks.base import Sink
 from semel.sinks.evidence import Evidence, Mark
 from tests.planned import offsets
@@ -179,10 +180,62 @@ def test_a_query_that_another_driver_has_overtaken_ends_before_it_fences_anybody
 
 def test_a_copy_that_knows_the_end_of_a_batch_and_not_its_plan_overtakes_nobody(world: World) -> None:
     """Found by the simulation, seed 846: what was decided must be put back, and for that somebody has to start."""
-    world.did(0, ORDERS)
-    world.did(1, ORDERS)
-    assert world.plans.next_batch() == 2
+    for batch in range(3):
+        world.did(batch, ORDERS)
+    world.checkpoint.delete("offsets/2")
+    assert world.plans.next_batch() == 3
     check_beginnings(world.log, world.plans, [ORDERS], PIPELINE, under_way=1)
+
+
+def ended(world: World, batch: int) -> None:
+    """As the older driver does it, which then waits for its trigger."""
+    world.did(batch, ORDERS, is_over=False)
+    check_beginnings(world.log, world.plans, [ORDERS], PIPELINE, under_way=batch)
+    world.checkpoint.create(f"commits/{batch}", b"v1\n{}")
+
+
+def test_a_query_whose_batch_another_driver_has_ended_and_that_waits_for_its_trigger_fences_nobody(
+    world: World,
+) -> None:
+    """Nobody has planned the next batch. The newer one cannot write `commits/1` a second time."""
+    world.did(0, ORDERS)
+    ended(world, 1)
+    claims = world.log.newest_claim()
+    overtaken = "This query runs batch 1, and the checkpoint is at batch 2 by now"
+    with pytest.raises(PlanRestored, match=overtaken):
+        start_exactly_once(world.log, world.plans, [ORDERS], Identity(PIPELINE), under_way=1)
+    with pytest.raises(PlanRestored, match=overtaken):
+        start_weaker(world.log, [ORDERS], Identity(PIPELINE), world.plans, under_way=1)
+    assert world.log.newest_claim() == claims
+
+
+def test_it_is_asked_again_right_before_the_claim(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks ask stores, which takes its time."""
+    claims = list[int]()
+
+    def slowly(*values: Any, **named: Any) -> None:
+        check_beginnings(*values, **named)
+        ended(world, 0)
+        claims.append(world.log.newest_claim())
+
+    monkeypatch.setattr(startup, "check_beginnings", slowly)
+    with pytest.raises(PlanRestored, match="This query runs batch 0, and the checkpoint is at batch 1 by now"):
+        start_exactly_once(world.log, world.plans, [ORDERS], Identity(PIPELINE), under_way=0)
+    assert claims == [world.log.newest_claim()]
+
+
+def test_a_store_that_cannot_keep_the_guarantee_is_refused_before_anybody_is_fenced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_sink: semel.Sqlite, _pipeline: PipelineId) -> None:
+        raise Refused("an election may lose what was acknowledged")
+
+    monkeypatch.setattr(semel.Sqlite, "check_store", refuse)
+    world.did(0, ORDERS)
+    claims = world.log.newest_claim()
+    with pytest.raises(Refused, match="an election may lose"):
+        start_exactly_once(world.log, world.plans, [ORDERS], Identity(PIPELINE))
+    assert world.log.newest_claim() == claims
 
 
 def test_long_offsets_are_cut(world: World) -> None:

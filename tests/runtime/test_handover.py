@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,14 @@ import semel
 from semel.decisions.files import FileStore
 from semel.decisions.log import INCARNATIONS_KEPT, DecisionLog
 from semel.decisions.memory import MemoryStore
+from semel.decisions.records import encode
 from semel.errors import BatchFailed, Fenced, PlanRestored, SemelError, SinkUnavailable
+from semel.process import born, is_alive, this_process
 from semel.run import runner
-from semel.run.runner import Happening, Run, StopSignals, exit_code, failure_of, launch, watch
+from semel.run.runner import Happening, Run, StopSignals, exit_code, failure_of, is_superseded, launch, watch
 from semel.runtime.batch import PLAN_OVERWRITTEN, Report
 from semel.runtime.commits import Waiting
-from semel.runtime.handover import HANDOVER, Handover, Watch, is_alive, wait_for_older
+from semel.runtime.handover import HANDOVER, Handover, Watch, wait_for_older
 from semel.runtime.restore import restored
 from semel.sinks.base import Sink
 from tests.processes import wait_until
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LIMITS = Handover(look_every_s=1.0, wait_s=10.0)
-HERE = {"host": socket.gethostname(), "pid": os.getpid()}
+HERE = this_process()
 ELSEWHERE = {"host": "another.host", "pid": 7}
 
 
@@ -82,7 +84,7 @@ def test_a_driver_that_is_paused_is_waited_for_no_longer_than_the_limit(log: Dec
 def test_a_process_of_this_host_that_has_ended_is_not_waited_for(log: DecisionLog) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert is_alive(child.pid)
-    log.claim(host=socket.gethostname(), pid=child.pid)
+    log.claim(pid=child.pid, born=born(child.pid))
     ours, clock = log.claim(**HERE), Clock()
 
     def kill() -> None:
@@ -95,6 +97,39 @@ def test_a_process_of_this_host_that_has_ended_is_not_waited_for(log: DecisionLo
     child.communicate()
     assert found == (True, 2.0)
     assert not is_alive(child.pid)
+
+
+CONTAINER = {**HERE, "pid": 1, "born": 77, "machine": f"{HERE['machine']} of another container"}
+
+
+@pytest.mark.parametrize(
+    "older",
+    [CONTAINER, {**CONTAINER, "pid": HERE["pid"]}, {**HERE, "machine": "another boot"}],
+    ids=["the first process of a container", "by chance our id", "another machine of this name"],
+)
+def test_who_shares_our_host_name_and_not_our_machine_is_waited_for(log: DecisionLog, older: dict[str, Any]) -> None:
+    """Containers may share a host name, and each begins with process 1. Nobody in here sees whether it lives."""
+    theirs, clock = log.claim(**older), Clock()
+    clock.at[3.0] = lambda: log.leave(theirs)
+    assert waited(log, log.claim(), clock) == (True, 3.0)
+
+
+def test_a_process_that_has_the_id_of_one_that_died_is_not_waited_for(log: DecisionLog) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        log.claim(pid=child.pid, born=born(child.pid) - 1)
+        assert waited(log, log.claim(), Clock()) == (True, 0.0)
+        child.communicate()
+
+
+def test_of_a_claim_of_an_older_semel_host_and_id_tell(log: DecisionLog) -> None:
+    def of_old(pid: int) -> None:
+        said = {"incarnation": log.newest_claim() + 1, "host": HERE["host"], "pid": pid, "claimed_at": "then"}
+        assert log.store.create(f"incarnations/{said['incarnation']:010d}.json", encode(said))
+
+    of_old(os.getpid())
+    assert waited(log, log.claim(), Clock()) == (True, 0.0)
+    of_old(1)
+    assert waited(log, log.claim(), Clock()) == (False, 10.0)
 
 
 def test_an_earlier_start_of_this_process_is_passed_over(log: DecisionLog) -> None:
@@ -207,6 +242,32 @@ def test_who_is_superseded_leaves_the_end_of_its_batch_to_the_newer_one(
     assert rows(tmp_path) == (20, 20)
 
 
+def test_a_function_that_was_fenced_serves_the_next_query(
+    stream: DataFrame, out: Sink, tmp_path: Path, put: Callable[[int], None]
+) -> None:
+    """In a notebook `write = semel.sink(...)` stays, and the query is started again."""
+    put(2)
+    log = DecisionLog(FileStore(tmp_path / "c" / "semel"))
+    write = semel.sink(out)
+
+    def another_claims(df: DataFrame, batch: int) -> None:
+        write(df, batch)
+        if log.newest_claim() == 1:
+            log.leave(log.claim(**ELSEWHERE))
+
+    def run() -> None:
+        query = stream.writeStream.foreachBatch(another_claims).option("checkpointLocation", str(tmp_path / "c"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match="incarnation 2 claimed this pipeline"):
+        run()
+    assert rows(tmp_path) == (10, 10)
+    run()
+    assert rows(tmp_path) == (30, 30)
+    assert write.find_newer() is None
+    write.end()
+
+
 LOST = "[STREAM_FAILED] Query terminated: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
 #: What Spark says when the file came to be there while it was writing its own.
 LOST_WHILE_WRITING = "Multiple streaming queries are concurrently using file:/shop/checkpoint/commits."
@@ -219,7 +280,7 @@ OVERWRITTEN = f"[STREAM_FAILED] Query terminated: semel.errors.BatchFailed: {NOT
 
 def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Run:
     query = SimpleNamespace(isActive=False, exception=lambda: said)
-    function = SimpleNamespace(fenced=newer, find_newer=lambda: newer, end=lambda: None)
+    function = SimpleNamespace(fenced=newer, find_newer=lambda: newer, look_for_newer=lambda: newer, end=lambda: None)
     running: Any = SimpleNamespace(query=query, function=function)
 
     def begin() -> Any:
@@ -227,6 +288,27 @@ def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Run:
         return running
 
     return Run("orders", running, begin=begin)
+
+
+def test_who_cannot_ask_whether_it_was_superseded_does_not_claim_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would fence the newer driver, which runs."""
+    begun, told = list[int](), list[Happening]()
+    run = lost(None, begun)
+    answers: list[Any] = [OSError("Input/output error")] * 3
+
+    def look_for_newer() -> Any:
+        if answers:
+            raise answers.pop()
+        return Fenced("pid 7 took over")
+
+    function: Any = run.running.function
+    function.look_for_newer = look_for_newer
+    assert is_superseded(run, LIMITS, sleep=lambda _: None)
+    answers += [OSError("Input/output error")] * 100
+    monkeypatch.setattr(runner, "is_superseded", partial(is_superseded, limits=LIMITS, sleep=lambda _: None))
+    with pytest.raises(SemelError, match="whether another driver has taken it over cannot be found out: Input/output"):
+        watch([run], StopSignals(), told.append)
+    assert (begun, run.restarts, [h.event for h in told]) == ([], 0, ["failed"])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +125,28 @@ def test_a_pipeline_of_another_name_may_write_to_the_same_target_and_is_told(
 ) -> None:
     finish(at(stream, tmp_path / "c1", out, name="first"))
     with caplog.at_level(logging.WARNING, logger="semel"):
-        finish(at(stream, tmp_path / "c2", out, name="second"))
+        finish(at(stream, tmp_path / "c2", semel.Sqlite(str(database), "out", name="b"), name="second"))
     (told,) = [record.getMessage() for record in caplog.records if "also holds batches" in record.getMessage()]
-    assert told.startswith("Sink sqlite_out of pipeline 'second' also holds batches of 'first' (query ")
+    assert told.startswith("Sink b of pipeline 'second' also holds batches of 'first' (query ")
     assert ids(database) == sorted([*range(20), *range(20)])
+
+
+def test_a_target_is_known_whatever_the_sink_is_called(
+    stream: DataFrame, out: Sink, database: Path, tmp_path: Path, put: Callable[[int], None]
+) -> None:
+    finish(at(stream, tmp_path / "c1", out, name="orders"))
+    renamed = semel.Sqlite(str(database), "out", name="b")
+    with pytest.raises(AnotherPipeline, match="Sink b holds batches that pipeline 'orders' wrote under another"):
+        finish(at(stream, tmp_path / "c2", renamed, name="orders"))
+    assert ids(database) == list(range(20))
+    # Added to a pipeline that has begun elsewhere, it takes both words.
+    elsewhere = semel.Sqlite(str(database), "elsewhere")
+    finish(at(stream, tmp_path / "c2", elsewhere, name="orders"))
+    put(2)
+    with pytest.raises(AnotherPipeline, match="Sink b holds batches"):
+        finish(at(stream, tmp_path / "c2", elsewhere, replace(renamed, starts="now"), name="orders"))
+    finish(at(stream, tmp_path / "c2", elsewhere, replace(renamed, starts="now, again"), name="orders"))
+    assert (ids(database), ids(database, "elsewhere")) == (list(range(30)), list(range(30)))
 
 
 def test_the_drop_in_has_the_name_of_its_query(

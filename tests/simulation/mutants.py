@@ -24,9 +24,9 @@ from semel.protocol.events import (
     Outcome,
 )
 from semel.protocol.recovery import Run
-from semel.protocol.refusals import Refusal, SinkFacts
+from semel.protocol.refusals import Refusal, SinkFacts, refuse_overtaken
 from semel.protocol.states import State
-from semel.runtime import batch, restore, startup
+from semel.runtime import batch, beginning, restore, startup
 from semel.runtime.batch import Coordinator
 from semel.runtime.mend import Mend, choose_parts
 from semel.simulation import faults
@@ -252,6 +252,19 @@ def what_is_staged_behind_a_decided_batch_is_left(patch: pytest.MonkeyPatch) -> 
     patch.setattr(startup, "closes_behind", lambda *_: False)
 
 
+# About who runs the pipeline ------------------------------------------------------------------------------------------
+
+
+def a_query_whose_batch_is_over_fences_the_driver_that_waits(patch: pytest.MonkeyPatch) -> None:
+    """As it was: only a batch that is planned behind it counted."""
+    patch.setattr(beginning, "refuse_overtaken", lambda q: Refusal.OVERTAKEN if q.is_next_planned else None)
+
+
+def a_copy_that_is_older_than_the_log_is_taken_for_another_driver(patch: pytest.MonkeyPatch) -> None:
+    """See seed 846: nobody may start, so nobody puts back what was decided."""
+    patch.setattr(beginning, "refuse_overtaken", lambda q: refuse_overtaken(replace(q, newest_decided=-1)))
+
+
 # In a sink ------------------------------------------------------------------------------------------------------------
 
 
@@ -342,6 +355,8 @@ MUTANTS: dict[Patch, tuple[str, range]] = {
     the_drop_in_goes_on_with_the_rows_of_another_plan: ("lost", range(250, 320)),
     what_is_staged_behind_a_decided_batch_looks_rolled_back: ("bug", range(30)),
     what_is_staged_behind_a_decided_batch_is_left: ("orphan", range(1200, 1300)),
+    a_query_whose_batch_is_over_fences_the_driver_that_waits: ("nobody", range(60, 80)),
+    a_copy_that_is_older_than_the_log_is_taken_for_another_driver: ("stuck", range(840, 850)),
     a_mend_writes_all_rows_again: ("duplicated", range(60)),
     a_mend_goes_by_the_number_of_the_task: ("duplicated", range(60)),
     what_is_not_there_is_taken_for_gone: ("duplicated", range(20)),

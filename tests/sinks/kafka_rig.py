@@ -136,8 +136,10 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 @contextmanager
 def started(sink: Kafka, who: Context | None = None) -> Iterator[KafkaParticipant]:
-    """A participant as a start of the pipeline leaves it: fenced, and closed in the end."""
-    participant = sink.participant(who or context())
+    """A participant as a start of the pipeline leaves it: its store asked, fenced, and closed in the end."""
+    who = who or context()
+    sink.check_store(who.pipeline)
+    participant = sink.participant(who)
     assert isinstance(participant, KafkaParticipant)
     try:
         participant.fence()

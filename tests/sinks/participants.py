@@ -20,7 +20,9 @@ from tests.contract.harness import context
 
 @contextmanager
 def started(sink: Sink, who: Context | None = None) -> Iterator[Participant]:
-    participant = sink.participant(who or context())
+    who = who or context()
+    sink.check_store(who.pipeline)
+    participant = sink.participant(who)
     try:
         participant.fence()
         yield participant

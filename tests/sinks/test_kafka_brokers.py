@@ -15,10 +15,14 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 from kafka.protocol.metadata import CoordinatorType
 
+from semel.decisions.log import DecisionLog, Identity
+from semel.decisions.memory import MemoryStore
 from semel.dev.kafka import KafkaCluster, kafka
 from semel.errors import Refused
 from semel.ids import Branch
 from semel.protocol.events import Outcome
+from semel.runtime.plans import SparkPlans
+from semel.runtime.startup import start_exactly_once
 from semel.sinks.base import StagedPart
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka import participant as kafka_participant
@@ -81,8 +85,12 @@ def test_what_an_election_or_a_lost_disk_may_take_is_refused_or_told_before_the_
     assert not starts_with_a_word(three.sink(safe), caplog)
 
     refused = three.sink(unclean, name=f"unclean_{three.suffix}")
-    with pytest.raises(Refused) as raised, started(refused):
-        pass
+    log = DecisionLog(MemoryStore())
+    running = log.claim()
+    with pytest.raises(Refused) as raised:
+        start_exactly_once(log, SparkPlans(MemoryStore()), [refused], Identity(context().pipeline))
+    # Nobody is fenced by a start that is refused.
+    assert log.newest_claim() == running
     what, now, remedy = str(raised.value).splitlines()
     assert what.startswith(f"At {three.servers} {UNCLEAN}=true for {unclean}: an election may then lose what was ack")
     assert now == "  the data now: this start wrote nothing; what was visible before still is"

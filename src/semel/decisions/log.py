@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from semel.decisions.base import RecordStore
 from semel.decisions.records import decode, encode, journal_entry, parse_journal_entry
 from semel.errors import CheckpointError, CorruptRecord
 from semel.ids import Incarnation, PipelineId
+from semel.process import this_process
 from semel.protocol.events import Journal, Record
 
 CLAIM_TRIES_MAX = 100
@@ -63,8 +62,7 @@ class DecisionLog:
         """Become the newest incarnation. Whoever held the pipeline before is fenced from this moment on."""
         # The token tells drivers apart that have the same name and number on two machines, or live in one process.
         holder = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
+            **this_process(),
             "claimed_at": _now(),
             "token": _token(),
             **details,
@@ -101,7 +99,7 @@ class DecisionLog:
         return f"pid {body.get('pid', '?')} on {body.get('host', '?')} since {body.get('claimed_at', '?')}"
 
     def claimed(self, incarnation: int) -> Mapping[str, Any]:
-        """What a claim says: its host, its pid, since when, and its sinks. Empty when there is none."""
+        """What a claim says: whose process it was, since when, and its sinks. Empty when there is none."""
         return self._read(_incarnation_path(incarnation)) or {}
 
     def leave(self, incarnation: int) -> None:

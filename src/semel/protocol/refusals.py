@@ -16,7 +16,7 @@ class Refusal(Enum):
     ROLLED_BACK = "the sink knows batches that the checkpoint does not"
     TEMPORARY_CHECKPOINT = "the checkpoint ends with the query, so that the next start would write everything again"
     STARTS_LATE = "the sink has not had the batches before the one that it would begin with"
-    OVERTAKEN = "the batch behind the one that Spark runs is planned: another driver has gone on"
+    OVERTAKEN = "the batch that Spark runs is over, or the one behind it is planned: another driver has gone on"
     REMOTE_EXECUTORS = "executors run on other machines, where they cannot reach the sink"
 
 
@@ -24,6 +24,11 @@ class Refusal(Enum):
 NOW = "now"
 #: ... or it is to get a second time what this pipeline wrote into it under another checkpoint.
 AGAIN = "again"
+
+
+def words(starts: str) -> frozenset[str]:
+    """What a user said of a sink: one of the two words, or both with a comma between them."""
+    return frozenset(word.strip() for word in starts.split(",")) - {""}
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def refuse_holder(found: Holder, ours: Holder) -> Refusal | None:
 
 def refuse_replaced(sink: SinkFacts) -> Refusal | None:
     """A checkpoint that knows nothing of a sink which has seen this pipeline would write everything again."""
-    return Refusal.REPLACED if sink.namesakes and sink.marked < 0 and sink.starts != AGAIN else None
+    return Refusal.REPLACED if sink.namesakes and sink.marked < 0 and AGAIN not in words(sink.starts) else None
 
 
 def refuse_rolled_back(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:
@@ -92,15 +97,30 @@ def begins_late(beginning: Beginning) -> bool:
 
 def refuse_beginning(beginning: Beginning) -> Refusal | None:
     """A sink that would begin in the middle of the stream lacks what came before, and nobody would see it."""
-    return Refusal.STARTS_LATE if begins_late(beginning) and beginning.starts != NOW else None
+    return Refusal.STARTS_LATE if begins_late(beginning) and NOW not in words(beginning.starts) else None
 
 
-def refuse_overtaken(*, is_next_planned: bool) -> Refusal | None:
-    """A query behind whose batch somebody has planned the next one cannot end it. Nobody must be fenced for it.
+@dataclass(frozen=True)
+class UnderWay:
+    """What is known of the batch that Spark runs while a driver starts.
 
-    That a batch is marked as over does not say so: a copy of a checkpoint may know the end of a batch and not its plan.
+    `is_over` says that its plan and its end are both in the checkpoint.
     """
-    return Refusal.OVERTAKEN if is_next_planned else None
+
+    batch: int
+    is_next_planned: bool = False
+    is_over: bool = False
+    newest_decided: int = -1
+
+
+def refuse_overtaken(query: UnderWay) -> Refusal | None:
+    """A query whose batch another driver has ended cannot end it. Nobody must be fenced for it.
+
+    Of a batch that is marked as over this is known only while nothing newer is decided: a copy of a checkpoint may know
+    the end of a batch and not the plan of a newer one. That must be put back, and for this somebody has to start.
+    """
+    ended = query.is_over and query.newest_decided <= query.batch
+    return Refusal.OVERTAKEN if query.is_next_planned or ended else None
 
 
 def refuse_temporary(*, is_temporary: bool, remembers: bool) -> Refusal | None:

@@ -23,7 +23,7 @@ from semel.run.session import SparkSettings, open_session
 from semel.runtime.batch import PLAN_OVERWRITTEN, Report
 from semel.runtime.checkpoint import Checkpoint
 from semel.runtime.commits import Waiting, finished
-from semel.runtime.handover import HANDOVER
+from semel.runtime.handover import HANDOVER, Handover
 from semel.runtime.pipeline import STOP_S_MAX, Pipeline, Running, StreamWriter
 
 if TYPE_CHECKING:
@@ -282,9 +282,9 @@ LOST_A_RACE = re.compile(
 def started_again(run: Run, hear: Hear) -> bool:
     """Start a query again that an older driver has got in the way of: that one is fenced, and ends by the same race."""
     found = run.running.query.exception()
-    if found is None or not LOST_A_RACE.search(str(found)) or run.running.function.find_newer() is not None:
+    if found is None or not LOST_A_RACE.search(str(found)):
         return False
-    if run.begin is None or run.restarts >= HANDOVER.restarts:
+    if run.begin is None or run.restarts >= HANDOVER.restarts or is_superseded(run):
         return False
     run.restarts += 1
     run.running.function.end()
@@ -294,16 +294,40 @@ def started_again(run: Run, hear: Hear) -> bool:
     return True
 
 
-def _begun(begin: Callable[[], Running], name: str) -> Running:
-    """What ran a moment ago is no slip of the user. A JVM that is gone is told of by `jvm_watched`."""
+def is_superseded(run: Run, limits: Handover = HANDOVER, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Whether a newer driver has claimed. No answer is not taken for no: a new claim would fence that one."""
+    tries = math.ceil(limits.wait_s / limits.look_every_s)
+    for tries_left in reversed(range(tries)):
+        try:
+            return run.running.function.look_for_newer() is not None
+        except Exception as error:
+            if _is_of_a_dead_jvm(error):
+                raise
+            if not tries_left:
+                raise SemelError(
+                    f"Pipeline {run.name} has ended, and whether another driver has taken it over cannot be found out: "
+                    f"{_first_line(str(error))}",
+                    data_now="what was committed stays visible; the batch at hand is whole or unseen",
+                    remedy="Bring the checkpoint's file system back. Start the pipeline again unless another one runs.",
+                ) from error
+        sleep(limits.look_every_s)
+    raise ValueError(f"no try in {limits}")
+
+
+def _is_of_a_dead_jvm(error: Exception) -> bool:
     from py4j.protocol import Py4JError, Py4JJavaError
 
+    return isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError))
+
+
+def _begun(begin: Callable[[], Running], name: str) -> Running:
+    """What ran a moment ago is no slip of the user. A JVM that is gone is told of by `jvm_watched`."""
     try:
         return begin()
-    except (SemelError, ConnectionError):
+    except SemelError:
         raise
     except Exception as error:
-        if isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError):
+        if _is_of_a_dead_jvm(error):
             raise
         raise SemelError(
             f"Pipeline {name} could not be started again: {_first_line(str(error))}",

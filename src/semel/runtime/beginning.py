@@ -10,10 +10,10 @@ from semel.errors import PlanRestored, Refused
 from semel.ids import PipelineId
 from semel.protocol.events import Decided, Journal, Started
 from semel.protocol.recovery import effective_committables
-from semel.protocol.refusals import NOW, Beginning, begins_late, refuse_beginning, refuse_overtaken
+from semel.protocol.refusals import NOW, Beginning, UnderWay, begins_late, refuse_beginning, refuse_overtaken
 from semel.runtime.offsets import offsets_of
 from semel.runtime.plans import Plans
-from semel.runtime.restore import first_to_run
+from semel.runtime.restore import decided_batches, first_to_run
 from semel.sinks.base import Sink
 
 #: Offsets of many partitions are long, and a message is read by a person.
@@ -39,8 +39,7 @@ def check_beginnings(
     """
     for tries_left in reversed(range(LOOKS_MAX)):
         next_batch = plans.next_batch()
-        if under_way is not None and under_way < next_batch:
-            _refuse_overtaken(plans, under_way, next_batch)
+        check_overtaken(log, plans, under_way)
         try:
             _check_at(next_batch, log, plans, sinks, pipeline)
         except Refused:
@@ -50,8 +49,18 @@ def check_beginnings(
         return
 
 
-def _refuse_overtaken(plans: Plans, under_way: int, next_batch: int) -> None:
-    if refuse_overtaken(is_next_planned=plans.has_planned(under_way + 1)):
+def check_overtaken(log: DecisionLog, plans: Plans, under_way: int | None) -> None:
+    """Refuse a query whose batch, `under_way`, another driver has ended. Asked again right before the claim."""
+    next_batch = plans.next_batch() if under_way is not None else 0
+    if under_way is None or under_way >= next_batch:
+        return
+    query = UnderWay(
+        under_way,
+        is_next_planned=plans.has_planned(under_way + 1),
+        is_over=plans.has_planned(under_way) and plans.is_over(under_way),
+        newest_decided=max(decided_batches(log, next_batch), default=-1),
+    )
+    if refuse_overtaken(query):
         raise PlanRestored(
             f"This query runs batch {under_way}, and the checkpoint is at batch {next_batch} by now: another driver of "
             "this pipeline has gone on meanwhile.",

@@ -94,6 +94,8 @@ class BatchFunction:
         self._limit = ArrowLimit()
         self._let_go()
         self._is_over = False
+        # The same function may have served a query that was fenced. This start has a claim of its own.
+        self.fenced, self._claimed = None, 0
         self._checkpoint = checkpoint
         if self.guarantee == "exactly-once":
             self._keep_through_power_loss(spark, checkpoint)
@@ -110,7 +112,9 @@ class BatchFunction:
             )
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
-            self._coordinator = start_weaker(log, self.sinks, identity, plans=checkpoint.plans, wait=wait_for_older)
+            self._coordinator = start_weaker(
+                log, self.sinks, identity, plans=checkpoint.plans, wait=wait_for_older, under_way=under_way
+            )
             self._coordinator.tell = self.waiting
         self._latest = self._coordinator
         self._claimed = self._coordinator.context.incarnation
@@ -164,17 +168,22 @@ class BatchFunction:
 
         `batch` is one that has just been rolled back for it.
         """
+        # A log that does not answer now is asked again.
+        with suppress(Exception):
+            self.look_for_newer(batch)
+        return self.fenced
+
+    def look_for_newer(self, batch: int | None = None) -> Fenced | None:
+        """The same for whoever must know: raises when the log does not answer."""
         if (self.fenced is None or batch is not None) and self._checkpoint is not None and self._claimed:
             log = self._checkpoint.log
-            # A log that does not answer now is asked again.
-            with suppress(Exception):
-                newest = log.newest_claim() if log.superseded(self._claimed) else 0
-                if newest > self._claimed:
-                    self.fenced = Fenced(
-                        f"Incarnation {self._claimed} stopped{'' if batch is None else f' at batch {batch}'}: "
-                        f"incarnation {newest} claimed this pipeline ({log.holder(newest)}).",
-                        data_now="" if batch is not None else "every batch is whole or unseen; the newer one goes on",
-                    )
+            newest = log.newest_claim() if log.superseded(self._claimed) else 0
+            if newest > self._claimed:
+                self.fenced = Fenced(
+                    f"Incarnation {self._claimed} stopped{'' if batch is None else f' at batch {batch}'}: "
+                    f"incarnation {newest} claimed this pipeline ({log.holder(newest)}).",
+                    data_now="" if batch is not None else "every batch is whole or unseen; the newer one goes on",
+                )
         return self.fenced
 
     def drain(self, grace_s: float) -> bool:

@@ -10,17 +10,15 @@ newer claim once in a while, also when no batch comes, and stops its query.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.decisions.log import DecisionLog
+from semel.process import has_ended, is_this_process
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -61,7 +59,7 @@ def wait_for_older(
         return True
     give_up_at = clock() + limits.wait_s
     told = False
-    while not (log.has_left(older) or _is_gone(log, older)):
+    while not (log.has_left(older) or has_ended(log.claimed(older))):
         left_s = give_up_at - clock()
         if left_s <= 0:
             _LOG.warning(
@@ -84,32 +82,9 @@ def _newest_of_another(log: DecisionLog, ours: int) -> int:
         claim = log.claimed(older)
         if not claim:
             return 0
-        if (claim.get("host"), claim.get("pid")) != (socket.gethostname(), os.getpid()):
+        if not is_this_process(claim):
             return older
     return 0
-
-
-def _is_gone(log: DecisionLog, older: int) -> bool:
-    """Whether its process has ended, as far as this host can tell."""
-    claim = log.claimed(older)
-    if claim.get("host") != socket.gethostname():
-        return False
-    return not is_alive(int(claim.get("pid", 0)))
-
-
-def is_alive(pid: int) -> bool:
-    if pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    # One that was killed and not yet waited for by its parent writes nothing.
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
 
 
 class Watch(threading.Thread):

@@ -43,6 +43,10 @@ class Plans(Protocol):
         """Whether Spark has planned a batch."""
         ...
 
+    def is_over(self, batch: int) -> bool:
+        """Whether Spark has written that a batch is done."""
+        ...
+
     def read(self, batch: int) -> Plan:
         """The plan of a batch that Spark is running."""
         ...
@@ -90,6 +94,9 @@ class SparkPlans:
 
     def has_planned(self, batch: int) -> bool:
         return self.checkpoint.exists(offsets_of(batch))
+
+    def is_over(self, batch: int) -> bool:
+        return self.checkpoint.exists(commits_of(batch))
 
     def read(self, batch: int) -> Plan:
         content = self.checkpoint.read(offsets_of(batch))

@@ -24,7 +24,7 @@ from semel.protocol.refusals import (
     refuse_rolled_back,
 )
 from semel.runtime.batch import Coordinator, Limits
-from semel.runtime.beginning import check_beginnings
+from semel.runtime.beginning import check_beginnings, check_overtaken
 from semel.runtime.commits import Waiting
 from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run, restore_plans
@@ -108,10 +108,11 @@ def start_weaker(
     identity: Identity,
     plans: Plans | None = None,
     wait: Wait = nobody_to_wait_for,
+    under_way: int | None = None,
 ) -> Coordinator:
     """At-least-once and at-most-once: no marker, no recovery; only what an earlier run staged is dropped."""
     if log is not None:
-        coordinator = _claim(log, sinks, identity, marked=False, limits=Limits(), plans=plans)
+        coordinator = _claim(log, sinks, identity, marked=False, limits=Limits(), plans=plans, under_way=under_way)
         wait(log, coordinator.context.incarnation)
     else:
         context = Context(identity.pipeline, identity.name or identity.known_by, Incarnation(0), marked=False)
@@ -136,10 +137,15 @@ def _claim(
         _refuse_anothers_checkpoint(found, identity, log.store.describe())
     if plans is not None:
         check_beginnings(log, plans, sinks, identity.pipeline, under_way)
+    for sink in sinks if marked else ():
+        sink.check_store(identity.pipeline)
     # A newer semel that has claimed, and decided nothing yet, must not be fenced by a start that is refused later.
     log.claimed(log.newest_claim())
     if found is None:
         log.create_identity(identity)
+    if plans is not None:
+        # The checks took their time, and another driver may have ended the batch meanwhile.
+        check_overtaken(log, plans, under_way)
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
     failpoint("startup.claimed")
     context = Context(identity.pipeline, _name(identity, found), incarnation, marked)

@@ -7,6 +7,7 @@ torn         a store shows a part of a batch
 split        a store shows a batch, another one does not
 orphan       an open or prepared transaction, or something staged, is left
 journal      the records of the log contradict each other, or the plans that Spark goes on from
+nobody       a query whose batch was over when it started has fenced the driver that went on: neither can run now
 stuck        the pipeline does not come to its end though nothing disturbs it
 bug          the coordinator ended in a way that it never should
 """
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 #: Rows from here up to there, the last one not included.
 Span = tuple[int, int]
-NAMES = ("early", "lost", "duplicated", "torn", "split", "orphan", "journal", "stuck", "bug")
+NAMES = ("early", "lost", "duplicated", "torn", "split", "orphan", "journal", "nobody", "stuck", "bug")
 
 
 @dataclass(frozen=True)

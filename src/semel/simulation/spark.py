@@ -119,6 +119,9 @@ def run_query(world: World, line: Line) -> None:
 
 
 def _start(world: World, line: Line, query: Query, under_way: int | None = None) -> Coordinator:
+    if under_way is not None and world.is_ended(under_way):
+        world.counts["overtaken queries"] += 1
+        world.overtaken.add(str(line.driver))
     coordinator = start_exactly_once(
         DecisionLog(SimulatedRecords(world.records, line, world.recorded, world.deleted)),
         plans_of(world.checkpoint, line, world.put_back),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from semel.decisions import log as log_module
@@ -81,6 +81,8 @@ class World:
         self.late: list[Late] = []
         self.away: dict[str, int] = {}
         self.tasks_are_doomed = False
+        #: Drivers that began to start with a batch in hand which another one had ended.
+        self.overtaken: set[str] = set()
         self.trace: list[Event] = []
         self.counts: Counter[str] = Counter()
         self.endings: Counter[str] = Counter()
@@ -226,6 +228,8 @@ class World:
 
     def recorded(self, path: str, content: bytes) -> None:
         """A record of the log exists from this moment on."""
+        if path.startswith("incarnations/") and (who := json.loads(content)["pid"]) in self.overtaken:
+            self.witness.report("nobody", f"{who} claims, and the batch that it has in hand is over")
         if b'"decided"' not in content:
             return
         record = parse_journal_entry(content, path)
@@ -234,6 +238,11 @@ class World:
             self.counts["mends"] += record.mends
             # Who slept until the journal was forgotten finds its slot empty.
             self.counts["stale decisions"] += commits_of(record.attempt.batch) in self.checkpoint.files
+
+    def is_ended(self, batch: int) -> bool:
+        """Whether Spark has planned and done a batch, and nothing newer was ever decided."""
+        ended = {offsets_of(batch), commits_of(batch)} <= self.checkpoint.files.keys()
+        return ended and max(self.witness.named, default=-1) <= batch
 
     def put_back(self, path: str) -> None:
         """A file of a decided plan is there again."""
@@ -310,8 +319,7 @@ def the_real_code_in(world: World) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (startup_module, "Coordinator", coordinator),
         # A record names the process that made it, and so do errors.
-        (log_module, "os", SimpleNamespace(getpid=lambda: str(world.scheduler.current))),
-        (log_module, "socket", SimpleNamespace(gethostname=lambda: f"seed {world.seed}")),
+        (log_module, "this_process", lambda: {"host": f"seed {world.seed}", "pid": str(world.scheduler.current)}),
         (log_module, "_token", lambda: f"{world.now:.9f}"),
         (log_module, "_now", lambda: f"{world.now:.3f} s"),
         (logging.getLogger("semel"), "disabled", True),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import ConfigError
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, sink_name, to_sink_name
 from semel.protocol.events import Committable, Outcome
-from semel.protocol.refusals import AGAIN, NOW
+from semel.protocol.refusals import AGAIN, NOW, words
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,7 +181,7 @@ class Sink(ABC):
 
     `starts` says that something is meant which is refused otherwise: "now", that the sink begins at the present batch
     of a checkpoint that has done others before; "again", that it gets a second time what this pipeline wrote into it
-    under another checkpoint.
+    under another checkpoint; "now, again" says both.
     """
 
     kind: ClassVar[str]
@@ -194,10 +194,10 @@ class Sink(ABC):
     starts: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.starts not in ("", NOW, AGAIN):
+        if not words(self.starts) <= {NOW, AGAIN}:
             raise ConfigError(
                 f"A {self.kind} sink cannot have starts={self.starts!r}.",
-                remedy=f"Use starts={NOW!r}, starts={AGAIN!r}, or leave it out.",
+                remedy=f"Use starts={NOW!r}, starts={AGAIN!r}, both with a comma between them, or leave it out.",
             )
         if isinstance(self.select, str):
             raise ConfigError(f"select of {self.kind} takes a list of expressions, not one text: {self.select!r}.")
@@ -234,6 +234,12 @@ class Sink(ABC):
     @abstractmethod
     def check(self, schema: pa.Schema) -> None:
         """Raise SchemaMismatch or ConfigError if rows of this schema cannot be written. Writes nothing."""
+
+    def check_store(self, pipeline: PipelineId) -> None:  # noqa: B027 - most have nothing more to ask
+        """Raise when the store cannot keep exactly-once for this pipeline. It may create what is semel's own there.
+
+        Asked before the claim: a start that is refused fences nobody, and a driver that runs goes on.
+        """
 
     @abstractmethod
     def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:

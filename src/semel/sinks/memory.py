@@ -160,7 +160,7 @@ class _MemoryParticipant(Participant):
         with self.table.lock:
             ours = tuple(b for b in self.table.staged if (b.attempt.pipeline, b.sink) == (pipeline, self.sink))
             batches = [batch for p, sink, batch in self.table.markers if (p, sink) == (pipeline, self.sink)]
-            writers = {(name, p) for (p, sink, _), name in self.table.markers.items() if sink == self.sink}
+            writers = {(name, p) for (p, _, _), name in self.table.markers.items()}
         return Remains.of(ours, max(batches, default=None), writers, self.context)
 
     def close(self) -> None:

@@ -380,9 +380,9 @@ class _FilesParticipant(Participant):
             return Remains.of(branches, newest, self._writers(), self.context)
 
     def _writers(self) -> Iterator[tuple[str, PipelineId]]:
-        """Other pipelines with manifests in this sink, by the name in the newest of them."""
-        for pipeline, sink, manifests in self.layout.all_manifests():
-            if pipeline != self.context.pipeline and sink == self.sink.name:
+        """Other pipelines with manifests in this folder, by the name in the newest of them, whatever the sink's is."""
+        for pipeline, _, manifests in self.layout.all_manifests():
+            if pipeline != self.context.pipeline:
                 yield str(read_manifest(manifests[-1]).get("name", "")), pipeline
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from semel.deadline import limited
 from semel.errors import BatchFailed, ConfigError, Fenced, SinkUnavailable
 from semel.failpoints import failpoint
-from semel.ids import Attempt, Branch, parse_branch
+from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Remains, Sight, StagedPart, committable_for
 from semel.sinks.kafka.ids import id_pattern
 from semel.sinks.kafka.markers import Fate, Fence, MarkerLog, fence_record, marker_record, partition_of
-from semel.sinks.kafka.topics import TRANSACTION_STATE, check_keeping, ensure_control_topic, write_record
+from semel.sinks.kafka.topics import write_record
 from semel.sinks.kafka.wire.client import Wire
 from semel.sinks.kafka.wire.requests import Transaction
 
@@ -67,12 +67,9 @@ class KafkaParticipant(Participant):
     # Start ------------------------------------------------------------------------------------------------------------
 
     def fence(self) -> None:
-        ensure_control_topic(self.sink.servers, self.sink.options, self.sink.control_topic, self.sink.timeout_s)
         log = self._caught_up()
         self._refuse_if_older(log)
         self._refuse_a_taken_prefix(log)
-        self._refuse_what_the_broker_refuses()
-        self._check_keeping()
         key, value = fence_record(self._fence())
         self._write(log.partition, key, value)
         try:
@@ -81,13 +78,6 @@ class KafkaParticipant(Participant):
         except ConfigError:
             self._write(log.partition, key, None)
             raise
-
-    def _check_keeping(self) -> None:
-        """The topics that rows name themselves are known only with the rows."""
-        sink = self.sink
-        topics = [topic for topic in (sink.topic, sink.control_topic, TRANSACTION_STATE) if topic]
-        accept = sink.accept_unclean_elections
-        check_keeping(sink.servers, sink.options, topics, sink.timeout_s, accept_unclean=accept)
 
     def _write(self, partition: int, key: bytes, value: bytes | None) -> None:
         """A record of the driver's own in the control topic."""
@@ -117,21 +107,6 @@ class KafkaParticipant(Participant):
                     f"{fence.name!r} (query {fence.pipeline}) already: two that share it abort each other's batches.",
                     remedy="Give each pipeline a transactional_id_prefix of its own, or none.",
                 )
-
-    def _refuse_what_the_broker_refuses(self) -> None:
-        """May we use these ids, and is the timeout allowed: asked with an id that no task uses."""
-        answer = self.wire.fence(f"{self.prefix}-probe", self.sink.transaction_timeout_ms)
-        if answer == "INVALID_TRANSACTION_TIMEOUT":
-            raise ConfigError(
-                f"{self.sink.describe()}: transaction_timeout_ms={self.sink.transaction_timeout_ms} is above what "
-                "the broker allows.",
-                remedy="Lower it, or raise transaction.max.timeout.ms of the brokers.",
-            )
-        if answer != "NO_ERROR":
-            raise ConfigError(
-                f"{self.sink.describe()} does not let us use transactional ids beginning with {self.prefix}: {answer}.",
-                remedy=f"Allow Write and Describe on transactional ids with the prefix {self.prefix}.",
-            )
 
     def _caught_up(self) -> MarkerLog:
         """The marker log, read to its end. Without a control topic it is empty, and is looked for again."""
@@ -283,16 +258,10 @@ class KafkaParticipant(Participant):
         if not self.context.marked:
             return Remains(tuple(branches))
         log = self._caught_up()
-        # All of them lie in this cluster, by whichever addresses they came to it.
-        writers = {
-            (fence.name, fence.pipeline)
-            for fence in log.fences.values()
-            if fence.sink == self.sink.name
-            and self.sink.is_in(fence.target)
-            and fence.pipeline != self.context.pipeline
-            and log.newest_committed(fence.pipeline, fence.sink) is not None
-        }
         newest = log.newest_committed(self.context.pipeline, self.sink.name)
+        # Sinks of other names have their markers in other partitions. A first start reads them all.
+        logs = [log] if newest is not None else [log, *self._other_logs()]
+        writers = {writer for one in logs for writer in self._writers(one)}
         # EndTxn is answered before the end is in the control topic.
         ended = [branch.attempt.batch for branch in self._ended.values()]
         newest = max([*ended, *([] if newest is None else [newest])], default=None)
@@ -303,6 +272,27 @@ class KafkaParticipant(Participant):
         listed, silent = self.wire.open_transactions_in_sight(self._is_ours, limited(SWEEP_S_MAX))
         branches, self._nameless = self._told_apart(listed)
         return Sight(tuple(branches), f"no answer from {silent}" if silent else "")
+
+    def _writers(self, log: MarkerLog) -> Iterator[tuple[str, PipelineId]]:
+        """Other pipelines with rows in this topic, by name, whatever they call the sink.
+
+        Where the rows name their topics, nobody knows which: there the name of the sink tells. All of them lie in this
+        cluster, by whichever addresses they came to it.
+        """
+        for fence in log.fences.values():
+            is_here = self.sink.is_in(fence.target) and (self.sink.topic or fence.sink == self.sink.name)
+            is_ours = fence.pipeline == self.context.pipeline
+            if is_here and not is_ours and log.newest_committed(fence.pipeline, fence.sink) is not None:
+                yield fence.name, fence.pipeline
+
+    def _other_logs(self) -> Iterator[MarkerLog]:
+        """The other partitions of the control topic, each read to its end."""
+        who = self.context.pipeline, self.sink.name
+        for partition in range(self.wire.partitions(self.sink.control_topic)):
+            if partition != partition_of(self.sink.name):
+                log = MarkerLog(self.sink.control_topic, partition, who)
+                log.catch_up(self.wire)
+                yield log
 
     def _leftovers(self) -> tuple[list[Branch], list[str]]:
         """Open transactions of ours: the branches of those that are prepared, the ids of those that are not."""

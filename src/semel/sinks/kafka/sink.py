@@ -156,6 +156,11 @@ class Kafka(Sink):
         if self.producer == LIBRDKAFKA and not can_log_in(self.producer_settings()):
             raise no_kerberos_in_librdkafka(f"All rows of {self.describe()}, because of producer={LIBRDKAFKA!r},")
 
+    def check_store(self, pipeline: PipelineId) -> None:
+        from semel.sinks.kafka.checks import check_store
+
+        check_store(self, pipeline)
+
     def writer(self, branch: Branch, *, durable: bool = True, plan: str = "") -> Writer:
         return KafkaWriter(
             branch,

@@ -332,14 +332,18 @@ class SqlParticipant(Participant):
         return Remains.of(branches, newest[0][0], writers, self.context)
 
     def _writers(self) -> list[tuple[str, PipelineId]]:
-        """Other pipelines with rows of this sink in this table, by name. semel 0.1 did not say into which table."""
+        """Other pipelines with rows in this table, by name, whatever they call the sink.
+
+        semel 0.1 did not say into which table: there the name of the sink tells.
+        """
         target = "f.target" if "target" in self.store.fence_columns() else "''"
         found = self.store.query(
-            f"SELECT f.name, f.pipeline, {target} FROM {{fence}} f WHERE f.sink = %s AND f.pipeline <> %s "  # noqa: S608 - ours
+            f"SELECT f.name, f.pipeline, f.sink, {target} FROM {{fence}} f WHERE f.pipeline <> %s "  # noqa: S608 - ours
             "AND EXISTS (SELECT 1 FROM {ledger} l WHERE l.pipeline = f.pipeline AND l.sink = f.sink)",
-            (self.sink.name, self.context.pipeline),
+            (self.context.pipeline,),
         )
-        return [(name, PipelineId(who)) for name, who, table in found if table in ("", self.sink.table)]
+        here, unsaid = self.sink.table, (self.sink.name, "")
+        return [(name, PipelineId(who)) for name, who, sink, to in found if to == here or (sink, to) == unsaid]
 
     def evidence(self, batches: range) -> Evidence:
         """The ledger rows of these batches and of younger ones."""

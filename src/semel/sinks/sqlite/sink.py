@@ -311,12 +311,12 @@ class _SqliteParticipant(Participant):
                 "SELECT max(batch) FROM semel_ledger WHERE pipeline = ? AND sink = ?",
                 (self.context.pipeline, self.sink.name),
             ).fetchone()[0]
-            # A ledger of semel 0.1 does not say into which table.
+            # A ledger of semel 0.1 does not say into which table: there the name of the sink tells.
             target = "target" if "target" in ledger_columns(reader) else "''"
             writers = reader.execute(
-                f"SELECT DISTINCT name, pipeline FROM semel_ledger WHERE sink = ? AND pipeline <> ? "  # noqa: S608 - ours
-                f"AND {target} IN ('', ?)",
-                (self.sink.name, self.context.pipeline, self.sink.table),
+                f"SELECT DISTINCT name, pipeline FROM semel_ledger WHERE pipeline <> ? "  # noqa: S608 - ours
+                f"AND ({target} = ? OR ({target} = '' AND sink = ?))",
+                (self.context.pipeline, self.sink.table, self.sink.name),
             ).fetchall()
         return Remains.of(branches, newest, ((name, PipelineId(who)) for name, who in writers), self.context)
 
