@@ -17,7 +17,8 @@ from semel.sinks.postgres.connection import Place, one_line, psycopg_, refuse_to
 from semel.sinks.postgres.moves import PostgresMover
 from semel.sinks.postgres.store import PostgresStore
 from semel.sinks.postgres.types import Column, mismatches
-from semel.sinks.sql.sink import DEDUP, VERSION_COLUMN, VERSIONS, Mover, SqlSink
+from semel.sinks.sql.moves import Mover
+from semel.sinks.sql.sink import DEDUP, VERSION_COLUMN, VERSIONS, SqlSink
 from semel.sinks.sql.store import Session, Store
 
 if TYPE_CHECKING:
@@ -59,11 +60,6 @@ class Postgres(SqlSink):
     def place(self) -> Place:
         return Place(self.url, self.schema, self.timeout_s)
 
-    @property
-    def view(self) -> str:
-        """The view of mode "versions" that shows the newest of each key."""
-        return f"{self.table}_latest"
-
     def describe(self) -> str:
         name = f"{self.schema}.{self.table}" if self.schema else self.table
         return f"PostgreSQL table {name}{_where(self.url)}"
@@ -86,7 +82,7 @@ class Postgres(SqlSink):
         check(self, schema)
 
     def room(self, piece: int) -> int:
-        """In mode dedup, the ids of a piece become one value (postgres_moves), which PostgreSQL holds in memory."""
+        """In mode dedup, the ids of a piece become one value (`moves`), which PostgreSQL holds in memory."""
         return min(super().room(piece), IDS_MAX) if self.mode == DEDUP else super().room(piece)
 
     def mismatches(self, schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
