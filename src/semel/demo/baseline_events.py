@@ -1,13 +1,17 @@
-"""What both plain Spark programs of the demo share: a session, and events as JSON lines."""
+"""What both plain Spark programs of the demo share: a session, a query, and events as JSON lines."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
+
+CHECKPOINTS = os.environ["SEMEL_DEMO_CHECKPOINTS"]
 
 
 def tell(event: str, pipeline: str, batch: int | None = None) -> None:
@@ -22,3 +26,24 @@ def open_session() -> SparkSession:
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def per_customer(orders: DataFrame) -> DataFrame:
+    return orders.groupBy("customer").agg(F.count("*").alias("orders"), F.sum("cents").alias("cents"))
+
+
+def start(df: DataFrame, name: str, write: Callable[[DataFrame], None], mode: str) -> None:
+    def write_batch(batch: DataFrame, number: int) -> None:
+        tell("began", name, number)
+        write(batch)
+        tell("batch", name, number)
+
+    (
+        df.writeStream.foreachBatch(write_batch)
+        .queryName(name)
+        .outputMode(mode)
+        .option("checkpointLocation", f"{CHECKPOINTS}/{name}")
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+    tell("started", name)
