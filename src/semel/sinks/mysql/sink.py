@@ -19,7 +19,7 @@ from semel.sinks.base import Context, Writer
 from semel.sinks.mysql.connection import Place, is_mariadb, number_of, one_line, pymysql_, runner
 from semel.sinks.mysql.moves import MySqlMover
 from semel.sinks.mysql.store import MySqlStore, columns_of, engine_of
-from semel.sinks.mysql.types import UNINDEXED, Column, is_nested, mismatches, sql_type
+from semel.sinks.mysql.types import UNINDEXED, Column, encoder, is_nested, sql_type
 from semel.sinks.mysql.url import database_of, settings_of
 from semel.sinks.mysql.xa import RM_ERROR, prepared_branches
 from semel.sinks.sql.moves import Mover
@@ -210,15 +210,20 @@ class MySql(SqlSink):
             raise SchemaMismatch(what, remedy=_nested_remedy(nested))
         raise SchemaMismatch(what, remedy=ENGINE_REMEDY if "stored by" in what else TYPES_REMEDY)
 
+    def folded(self, name: str) -> str:
+        return name.lower()
+
+    def encoder(self, arrow: Any, column: Column) -> object | None:
+        return encoder(arrow, column)
+
     def problems(self, schema: pa.Schema, columns: Sequence[Column], engine: str) -> list[str]:
-        """What keeps rows of this schema out. The number of a version is not theirs to bring."""
-        own = (VERSION_COLUMN,) if self.mode == VERSIONS else ()
-        found = mismatches(schema, [c for c in columns if c.name not in own])
+        """What keeps rows of this schema out, with what is wrong with the table itself."""
+        found = self.mismatches(schema, columns)
         if not columns:
             return ["it does not exist"]
         if engine.lower() != "innodb":
             found.append(f"it is stored by {engine}, which has no transactions")
-        if own and VERSION_COLUMN not in {c.name for c in columns}:
+        if self.mode == VERSIONS and VERSION_COLUMN not in {c.name for c in columns}:
             found.append(f"no column {VERSION_COLUMN}, which mode 'versions' needs")
         return found
 

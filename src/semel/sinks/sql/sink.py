@@ -157,6 +157,36 @@ class SqlSink(Sink):
         if twice:
             raise SchemaMismatch(f"{self.describe()}: the rows have several columns {', '.join(twice)}.")
 
+    def mismatches(self, schema: pa.Schema, columns: Sequence[Any]) -> list[str]:
+        """What keeps rows of this schema out of a table of these columns. The number of a version is not theirs to
+        bring."""
+        if not schema.names:
+            return ["the rows have no columns"]
+        own = VERSION_COLUMN if self.mode == VERSIONS else ""
+        known = {self.folded(column.name): column for column in columns if column.name != own}
+        names = [self.folded(name) for name in schema.names]
+        problems = [f"several columns {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+        pairs = list(zip(schema, names, strict=True))
+        problems += [f"no column {one.name}" for one, name in pairs if name not in known]
+        for one, column in [(one, known[name]) for one, name in pairs if name in known]:
+            if column.generated:
+                problems.append(f"column {one.name} is computed by the server")
+            elif self.encoder(one.type, column) is None:
+                problems.append(f"column {one.name} is {column.shown or column.type}, the rows have {one.type}")
+        return problems + [
+            f"column {column.name} is required and the rows do not have it"
+            for name, column in known.items()
+            if column.required and name not in names
+        ]
+
+    def folded(self, name: str) -> str:
+        """What the database makes of a name before it compares it with another."""
+        return name
+
+    @abstractmethod
+    def encoder(self, arrow: Any, column: Any) -> object | None:
+        """How values of an Arrow type are written into a column; None where they do not fit."""
+
     def _is_ours(self, column: str) -> bool:
         """Whether a statement of ours may need this name itself. Versions may be copied as what they are: numbers."""
         return column.startswith(RESERVED) and (column != VERSION_COLUMN or self.mode == VERSIONS)
