@@ -18,7 +18,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from semel.demo.baseline_events import open_session, per_customer, start
+from semel.demo.baseline_events import run
 
 INPUT = os.environ["SEMEL_DEMO_INPUT"]
 DATABASE = os.environ["SEMEL_DEMO_DATABASE"]
@@ -53,10 +53,7 @@ def main() -> None:
     with closing(sqlite3.connect(DATABASE, timeout=60)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(CREATE)
-    spark = open_session()
-    start(read_orders(spark), "orders", partial(write_rows, statement=INSERT), "append")
-    start(per_customer(read_orders(spark)), "totals", partial(write_rows, statement=UPSERT), "update")
-    spark.streams.awaitAnyTermination()
+    run(read_orders, partial(write_rows, statement=INSERT), partial(write_rows, statement=UPSERT))
 
 
 if __name__ == "__main__":

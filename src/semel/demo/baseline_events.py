@@ -1,4 +1,4 @@
-"""What both plain Spark programs of the demo share: a session, a query, and events as JSON lines."""
+"""What both plain Spark programs of the demo share: a session, the queries, and events as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
 
+Write = Callable[[DataFrame], None]
 CHECKPOINTS = os.environ["SEMEL_DEMO_CHECKPOINTS"]
 
 
@@ -28,11 +29,15 @@ def open_session() -> SparkSession:
     return spark
 
 
-def per_customer(orders: DataFrame) -> DataFrame:
-    return orders.groupBy("customer").agg(F.count("*").alias("orders"), F.sum("cents").alias("cents"))
+def run(read: Callable[[SparkSession], DataFrame], write_orders: Write, write_totals: Write) -> None:
+    spark = open_session()
+    per_customer = read(spark).groupBy("customer").agg(F.count("*").alias("orders"), F.sum("cents").alias("cents"))
+    start(read(spark), "orders", write_orders, "append")
+    start(per_customer, "totals", write_totals, "update")
+    spark.streams.awaitAnyTermination()
 
 
-def start(df: DataFrame, name: str, write: Callable[[DataFrame], None], mode: str) -> None:
+def start(df: DataFrame, name: str, write: Write, mode: str) -> None:
     def write_batch(batch: DataFrame, number: int) -> None:
         tell("began", name, number)
         write(batch)

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
 
-from semel.demo.baseline_events import open_session, per_customer, start
+from semel.demo.baseline_events import run
 
 SERVERS = os.environ["SEMEL_DEMO_SERVERS"]
 MADE = os.environ["SEMEL_DEMO_MADE"]
@@ -44,12 +44,5 @@ def write_records(rows: DataFrame, topic: str) -> None:
     writer.option("topic", topic).save()
 
 
-def main() -> None:
-    spark = open_session()
-    start(read_orders(spark), "orders", partial(write_records, topic=ARRIVING), "append")
-    start(per_customer(read_orders(spark)), "totals", partial(write_records, topic=TOTALS), "update")
-    spark.streams.awaitAnyTermination()
-
-
 if __name__ == "__main__":
-    main()
+    run(read_orders, partial(write_records, topic=ARRIVING), partial(write_records, topic=TOTALS))
