@@ -14,7 +14,7 @@ from semel.demo.orders import make_orders, split
 from semel.demo.plan import plan_kills
 from semel.demo.shops import FolderShop
 from semel.demo.side import Ended, Killed, Life, Story
-from semel.demo.timeline import Lane, Scale, draw
+from semel.demo.timeline import Lane, draw, scale_of
 from semel.errors import ConfigError
 from semel.failpoints import parse
 
@@ -56,7 +56,7 @@ def test_everything_that_is_drawn_lies_inside_the_picture() -> None:
 
 @pytest.mark.parametrize("seconds", [0.5, 9, 200, 3600])
 def test_the_axis_has_few_ticks(seconds: float) -> None:
-    assert 1 <= len(Scale(seconds).ticks()) <= 15
+    assert 1 <= len(scale_of(seconds).ticks()) <= 15
 
 
 def test_the_batches_that_were_handed_over_twice_are_counted() -> None:

@@ -11,7 +11,6 @@ import pymysql
 from semel.ids import Attempt, parse_branch
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
-from semel.sinks.mysql.ids import due_table, seen_table
 from semel.sinks.mysql.url import settings_of
 from semel.sinks.mysql.xa import parse_xid
 from semel.sinks.sql.store import stage_table
@@ -122,7 +121,7 @@ class MySqlHarness(Harness):
                 self.run(f"XA ROLLBACK {known_as}")
         staged = [stage_table(name) for name in self.staged() if parse_branch(name)]
         sinks = [sink for sink in (self.sink(), self.neighbour()) if isinstance(sink, MySql)]
-        ours = [name(sink) for sink in sinks for name in (seen_table, due_table)]
+        ours = [name for sink in sinks for name in (sink.seen_table, sink.due_table)]
         mine = self.run("SHOW FULL TABLES WHERE locate(%s, tables_in_semel) > 0", self.suffix)
         for table, kind in [*mine, *((name, "TABLE") for name in [*staged, *ours])]:
             self.run(f"DROP {'VIEW' if kind == 'VIEW' else 'TABLE'} IF EXISTS `{table}`")

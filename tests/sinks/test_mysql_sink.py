@@ -14,7 +14,7 @@ from semel.protocol.events import Outcome
 from semel.sinks.memory import Memory
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql import wire as mysql_wire
-from semel.sinks.mysql.ids import due_table, forget_old, seen_table
+from semel.sinks.mysql.ids import forget_old
 from semel.sinks.sql import participant as sql_participant
 from tests.contract.harness import attempt, context
 from tests.sinks.mysql_rig import KEYED, MODES, Database, commit, db, stamped, write
@@ -102,13 +102,13 @@ def staging(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def age(db: Database, sink: MySql) -> None:
     """All that is remembered is older by 61 seconds."""
-    due = sink.place.named(due_table(sink))
+    due = sink.place.named(sink.due_table)
     db.run(f"UPDATE {due} SET semel_at = semel_at - INTERVAL 61 SECOND")  # noqa: S608 - ours
 
 
 def remembered(db: Database, sink: MySql) -> list[tuple[Any, ...]]:
     names = ", ".join(sink.key)
-    return db.run(f"SELECT {names} FROM {sink.place.named(seen_table(sink))} ORDER BY {names}")  # noqa: S608 - ours
+    return db.run(f"SELECT {names} FROM {sink.place.named(sink.seen_table)} ORDER BY {names}")  # noqa: S608 - ours
 
 
 def test_ids_are_forgotten_after_the_retention(db: Database, staging: str) -> None:
@@ -120,7 +120,7 @@ def test_ids_are_forgotten_after_the_retention(db: Database, staging: str) -> No
     assert remembered(db, sink) == [(1,), (4,)]
     write(sink, rows((3, "g"), (4, "h")), incarnation=3)
     assert db.rows() == [(1, "a"), (1, "e"), (2, "b"), (3, "c"), (3, "g"), (4, "f")]
-    assert len(db.run(f"SELECT 1 FROM {sink.place.named(due_table(sink))}")) == 2  # noqa: S608 - ours
+    assert len(db.run(f"SELECT 1 FROM {sink.place.named(sink.due_table)}")) == 2  # noqa: S608 - ours
 
 
 def test_only_ids_that_are_due_are_forgotten(db: Database, staging: str) -> None:
@@ -140,7 +140,7 @@ def test_an_id_that_somebody_else_has_brought_anew_stays(db: Database, staging: 
     sink = db.sink("dedup", retention_s=60)
     write(sink, rows((1, "a"), (2, "b")))
     age(db, sink)
-    seen = sink.place.named(seen_table(sink))
+    seen = sink.place.named(sink.seen_table)
     db.run(f"UPDATE {seen} SET semel_token = semel_token - 1 WHERE id = 2")  # noqa: S608 - ours
     write(sink, rows((1, "c"), (2, "d")), incarnation=2)
     assert (remembered(db, sink), db.rows()) == ([(1,), (2,)], [(1, "a"), (1, "c"), (2, "b")])
@@ -171,7 +171,7 @@ def test_what_was_stored_as_requests_waits_for_a_connection_that_can_send_them(
 def test_requests_that_a_newer_semel_has_stored_are_left_to_it(db: Database, changed: str, kept: list[Any]) -> None:
     sink = db.sink("dedup", retention_s=60)
     write(sink, rows((1, "a"), (2, "b")))
-    due = sink.place.named(due_table(sink))
+    due = sink.place.named(sink.due_table)
     db.run(f"UPDATE {due} SET semel_layout = {changed}")  # noqa: S608 - ours
     age(db, sink)
     write(sink, rows((3, "c")), incarnation=2)

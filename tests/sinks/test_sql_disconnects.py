@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-import semel.sinks.mysql.connection
 import semel.sinks.mysql.loaders.bulk
+import semel.sinks.mysql.loaders.text
 import semel.sinks.mysql.wire
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch
@@ -60,7 +60,7 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         # To MariaDB rows go in bulk, to MySQL by LOAD DATA.
         monkeypatch.setattr(semel.sinks.mysql.wire, "WANTED", 0)
     # So that the middle of a task is also the middle of a LOAD DATA.
-    monkeypatch.setattr(semel.sinks.mysql.connection, "LOAD_BYTES_MAX", 200_000)
+    monkeypatch.setattr(semel.sinks.mysql.loaders.text, "LOAD_BYTES_MAX", 200_000)
     monkeypatch.setattr(semel.sinks.mysql.loaders.bulk, "BULK_BYTES_MAX", 200_000)
     server = request.getfixturevalue("postgres_server" if kind == "postgres" else "mariadb_server")
     database: Any = (postgres_rig if kind == "postgres" else mysql_rig).Database(server.url)

@@ -12,17 +12,16 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name that every PySpark user knows
 
-from semel.demo.baseline_events import open_session, tell
+from semel.demo.baseline_events import run
 
 INPUT = os.environ["SEMEL_DEMO_INPUT"]
 DATABASE = os.environ["SEMEL_DEMO_DATABASE"]
-CHECKPOINTS = os.environ["SEMEL_DEMO_CHECKPOINTS"]
 FILES_PER_BATCH = os.environ.get("SEMEL_DEMO_FILES_PER_BATCH", "2")
 ROWS_PER_COMMIT = int(os.environ.get("SEMEL_DEMO_ROWS_PER_COMMIT", "25"))
 
@@ -45,46 +44,16 @@ def write_rows(df: DataFrame, statement: str) -> None:
                 connection.executemany(statement, chunk)
 
 
-def append_orders(df: DataFrame, batch: int) -> None:
-    tell("began", "orders", batch)
-    write_rows(df, INSERT)
-    tell("batch", "orders", batch)
-
-
-def upsert_totals(df: DataFrame, batch: int) -> None:
-    tell("began", "totals", batch)
-    write_rows(df, UPSERT)
-    tell("batch", "totals", batch)
-
-
 def read_orders(spark: SparkSession) -> DataFrame:
     schema = "id string, customer string, cents long, item string, at string"
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_BATCH).json(INPUT)
-
-
-def start(df: DataFrame, name: str, function: Any, mode: str) -> None:
-    (
-        df.writeStream.foreachBatch(function)
-        .queryName(name)
-        .outputMode(mode)
-        .option("checkpointLocation", f"{CHECKPOINTS}/{name}")
-        .trigger(processingTime="200 milliseconds")
-        .start()
-    )
-    tell("started", name)
 
 
 def main() -> None:
     with closing(sqlite3.connect(DATABASE, timeout=60)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(CREATE)
-    spark = open_session()
-    per_customer = (
-        read_orders(spark).groupBy("customer").agg(F.count("*").alias("orders"), F.sum("cents").alias("cents"))
-    )
-    start(read_orders(spark), "orders", append_orders, "append")
-    start(per_customer, "totals", upsert_totals, "update")
-    spark.streams.awaitAnyTermination()
+    run(read_orders, partial(write_rows, statement=INSERT), partial(write_rows, statement=UPSERT))
 
 
 if __name__ == "__main__":

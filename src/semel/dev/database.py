@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from semel.dev.account import Account, account_for, opened, ourselves
 from semel.dev.debian import Product, find, install
-from semel.dev.jars import unavailable
+from semel.dev.jars import Say, unavailable
 from semel.dev.logs import telling_line
 from semel.dev.ports import free_port, listens, refuse_taken
 from semel.dev.process import Process, processes_in, spawn
@@ -40,8 +40,6 @@ QUERY_TIMEOUT_S_MAX = 60.0
 ORPHANS_TIMEOUT_S_MAX = 10.0
 _ANSWER_TIMEOUT_S_MAX = 5.0
 _POLL_S = 0.05
-
-Say = Callable[[str], None]
 
 
 class Run(Protocol):

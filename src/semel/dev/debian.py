@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from semel.dev.jars import unavailable
+from semel.dev.jars import Say, unavailable
 from semel.errors import ConfigError, SemelError
 
 INSTALL_TIMEOUT_S_MAX = 900
@@ -19,8 +19,6 @@ LOCK_TIMEOUT_S_MAX = 120
 POLICY = Path("/usr/sbin/policy-rc.d")
 FORBIDDEN = 101
 _POLICY_TEXT = "#!/bin/sh\n# semel dev put this here while it installs a package. It can be removed.\nexit 101\n"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ from semel.sources.kafka import connector
 FETCH_TIMEOUT_S_MAX = 600
 STAMP = ".complete"
 
+#: Tells the user what is being done.
+Say = Callable[[str], None]
+
 
 def unavailable(what: str, remedy: str = "") -> SemelError:
     """The error for what this machine lacks."""
@@ -52,7 +55,7 @@ class Coordinate:
         return f"{self.name}-{self.version}"
 
 
-def fetch(coordinate: str, *, say: Callable[[str], None]) -> list[Path]:
+def fetch(coordinate: str, *, say: Say) -> list[Path]:
     """The jars of a coordinate with all its dependencies. A second call needs no network: they are kept."""
     wanted = Coordinate.parse(coordinate)
     folder = cache_folder() / wanted.folder
@@ -64,7 +67,7 @@ def fetch(coordinate: str, *, say: Callable[[str], None]) -> list[Path]:
     return _jars(folder)
 
 
-def connector_jars(*, say: Callable[[str], None]) -> list[Path]:
+def connector_jars(*, say: Say) -> list[Path]:
     """What the installed PySpark lacks to read and write Kafka, for `spark.jars`."""
     there = {_artifact(jar) for jar in _jars(pyspark_jars())}
     return [jar for jar in fetch(connector(), say=say) if _artifact(jar) not in there]

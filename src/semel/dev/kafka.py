@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 
-from semel.dev.jars import unavailable
+from semel.dev.jars import Say, unavailable
 from semel.dev.kafka_program import KAFKA, Program, format_data, new_id, program
 from semel.dev.kafka_settings import Kerberos, Layout, Ports, Security, Tls, as_text, properties_of
 from semel.dev.logs import telling_line
@@ -25,8 +25,6 @@ START_TIMEOUT_S_MAX = 60.0
 STOP_TIMEOUT_S_MAX = 20.0
 _ANSWER_TIMEOUT_S_MAX = 2.0
 _POLL_S = 0.05
-
-Say = Callable[[str], None]
 
 
 @contextmanager

@@ -10,11 +10,10 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from semel.dev.jars import Coordinate, cache_folder, fetch, java, unavailable
+from semel.dev.jars import Coordinate, Say, cache_folder, fetch, java, unavailable
 from semel.dev.kafka_settings import Layout, Ports, as_text, properties_of
 from semel.dev.ports import free_ports, listens
 from semel.dev.process import Process, spawn
@@ -24,8 +23,6 @@ KAFKA = Coordinate("org.apache.kafka", "kafka_2.13", "4.1.2")
 LOGGING = Coordinate("org.slf4j", "slf4j-simple", "1.7.36")
 PREPARE_TIMEOUT_S_MAX = 60
 CHECKPOINT = "bootstrap.checkpoint"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

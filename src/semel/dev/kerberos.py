@@ -6,12 +6,12 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from semel.dev.debian import Product, find, install
-from semel.dev.jars import unavailable
+from semel.dev.jars import Say, unavailable
 from semel.dev.ports import free_port, listens
 from semel.dev.process import Process, spawn
 
@@ -30,8 +30,6 @@ _PRODUCT = Product(
     ("krb5kdc", "kdb5_util", "kadmin.local", "kinit"),
     ("/usr/sbin:/usr/bin",),
 )
-
-Say = Callable[[str], None]
 
 
 def host() -> str:

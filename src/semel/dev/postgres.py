@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from semel.dev.database import DATABASE, USER, DatabaseServer, Run, Say, running
+from semel.dev.database import DATABASE, USER, DatabaseServer, Run, running
 from semel.dev.debian import Product
+from semel.dev.jars import Say
 
 __all__ = ["PostgresServer", "postgres"]
 

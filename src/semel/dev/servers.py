@@ -13,6 +13,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from semel.dev.database import DatabaseServer
+from semel.dev.jars import Say
 from semel.dev.kafka import KafkaCluster, Layout, Ports, lay_out
 from semel.dev.mariadb import MariaDbServer
 from semel.dev.postgres import PostgresServer
@@ -20,7 +21,6 @@ from semel.dev.records import Member, Record, locked, read_record, remove_record
 from semel.errors import ConfigError
 
 FOLDER = Path(".semel-dev")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import SemelError, SinkUnavailable
+from semel.errors import MissingExtra, SemelError, SinkUnavailable
 from semel.kafka.answers import error_of
-from semel.kafka.login import check_login, is_refused
+from semel.kafka.login import check_login, is_refused, needs_stand_in, without_login
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException
-from semel.kafka.login import needs_stand_in, without_login
 
 #: A login by Kerberos takes several steps, and the first one after a start of the broker takes long.
 CONNECT_S_MIN = 3.0
@@ -27,14 +26,25 @@ CONNECT_S_MIN = 3.0
 LOCKED_OUT, AWAY = -169, -195
 
 
-def admin_client(settings: Mapping[str, Any], unavailable: type[SemelError] = SinkUnavailable) -> Any:
-    """librdkafka's, or the stand-in. Raises KafkaException for settings that librdkafka does not take.
+def admin_client(
+    settings: Mapping[str, Any],
+    whose: str,
+    refused: Callable[[Any], SemelError],
+    unavailable: type[SemelError] = SinkUnavailable,
+) -> Any:
+    """librdkafka's, or the stand-in. Raises what `refused` says of settings that librdkafka does not take.
 
     The stand-in raises `unavailable` where nobody gives a token or a ticket.
     """
-    from confluent_kafka.admin import AdminClient
-
-    return StandIn(settings, unavailable) if needs_stand_in(settings) else AdminClient(dict(settings))
+    try:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+    except ImportError:
+        raise MissingExtra(f"{whose} needs confluent-kafka, which is not installed.", extra="kafka") from None
+    try:
+        return StandIn(settings, unavailable) if needs_stand_in(settings) else AdminClient(dict(settings))
+    except KafkaException as error:
+        raise refused(error) from None
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from semel.errors import ConfigError, MissingExtra, SemelError, SourceUnavailable
+from semel.errors import ConfigError, SemelError, SourceUnavailable
 from semel.kafka.options import connection_options, with_tokens
+from semel.kafka.stand_in import admin_client
 from semel.kafka.tokens import OAUTH_CB, TokenProvider, TokenSource
 from semel.sources.java_pattern import matcher
 
@@ -53,28 +54,12 @@ class Broker:
         self.timeout_s = timeout_s
         self._limit: dict[str, Any] = {"request_timeout": timeout_s}
         self._heard: dict[str, str] = {}
-        self._client = self._connect(connection_options(options))
         self._servers = str(options.get("kafka.bootstrap.servers", ""))
-
-    def _connect(self, options: Mapping[str, Any]) -> AdminClient:
-        try:
-            from confluent_kafka import KafkaException
-
-            from semel.kafka.stand_in import admin_client
-        except ImportError:
-            raise MissingExtra("Kafka needs confluent-kafka, which is not installed.", extra="kafka") from None
         # What the client would write to stderr is heard through the callback, and told in our own words.
-        settings: dict[str, Any] = {**options, "error_cb": self._hear}
-        if "debug" not in options:
+        settings: dict[str, Any] = {**connection_options(options), "error_cb": self._hear}
+        if "debug" not in settings:
             settings["log_level"] = 0
-        try:
-            made: AdminClient = admin_client(settings, SourceUnavailable)
-            return made
-        except KafkaException as error:
-            raise ConfigError(
-                f"The Kafka options do not make a client: {_plain(_words(error))}.",
-                remedy="Correct the options that begin with kafka.",
-            ) from None
+        self._client: AdminClient = admin_client(settings, "Kafka", _bad_options, SourceUnavailable)
 
     # Questions --------------------------------------------------------------------------------------------------------
 
@@ -206,6 +191,13 @@ class Broker:
             why = next(reversed(heard.values()), f"no answer within {self.timeout_s:g} s")
             return SourceUnavailable(f"Kafka at {self._servers} cannot be reached: {_plain(why)}.")
         return SourceUnavailable(f"Kafka at {self._servers} refused: {_plain(_words(error))}.")
+
+
+def _bad_options(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"The Kafka options do not make a client: {_plain(_words(error))}.",
+        remedy="Correct the options that begin with kafka.",
+    )
 
 
 def _code(error: object) -> str:

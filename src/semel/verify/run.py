@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.demo.warmup import spark_conf
+from semel.dev.jars import Say
 from semel.errors import ConfigError, SemelError
 from semel.verify.audit import Audit, audit
 from semel.verify.checkpoint import CheckpointWatcher
@@ -24,7 +25,7 @@ from semel.verify.nemesis import FIRST_BATCH_S_MAX, STOP_S_MAX, Broken, Nemesis
 from semel.verify.plan import Fault, plan_faults, points_for
 from semel.verify.report import as_json, write_report
 from semel.verify.settings import Settings
-from semel.verify.stage import Say, Stage, nameless, proxied, set_up
+from semel.verify.stage import Stage, nameless, proxied, set_up
 
 #: How long nothing may move, when every row was read, before it is clear that no more will be shown.
 QUIET_S_MAX = 90.0

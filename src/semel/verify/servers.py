@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from semel.dev.database import DatabaseServer
+from semel.dev.jars import Say
 from semel.dev.kafka import KafkaCluster, lay_out
 from semel.dev.mariadb import MariaDbServer
 from semel.dev.ports import free_ports
@@ -17,8 +18,6 @@ from semel.dev.records import Record, locked, read_record, write_record
 from semel.dev.servers import FOLDER, KINDS, Wish
 from semel.errors import ConfigError
 from semel.verify.proxy import Proxy
-
-Say = Callable[[str], None]
 
 #: The environment variable in which the pipeline finds each server.
 VARIABLES = {"kafka": "SEMEL_KAFKA_SERVERS", "postgres": "SEMEL_POSTGRES_URL", "mariadb": "SEMEL_MARIADB_URL"}

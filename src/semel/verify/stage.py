@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from semel.demo.warmup import spark_conf
-from semel.dev.jars import connector_jars
+from semel.dev.jars import Say, connector_jars
 from semel.errors import ConfigError
 from semel.run.loading import import_file, split_target
 from semel.sinks.base import Sink
@@ -23,8 +23,6 @@ from semel.verify.readers import Reader, open_reader
 from semel.verify.servers import Server, dev_server, start_servers
 from semel.verify.settings import Settings
 from semel.verify.workload import Workload, find_workload
-
-Say = Callable[[str], None]
 
 PIPELINES = Path(__file__).with_name("pipelines.py")
 TOPICS = ("verify-in", "verify-out")

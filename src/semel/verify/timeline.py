@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 
+from semel.timeline import Scale, axis, box, diamond, fault, group, path, upright, words
 from semel.verify.anomalies import Anomaly
 from semel.verify.history import NO_BATCH, Event, History
 
@@ -27,45 +26,24 @@ LIFE_ROWS_MAX = 4
 AXIS = 26
 #: Marks of batches that are closer than that are one.
 TICK_WIDTH = 3
-LABEL_WIDTH = 13
-TICK_STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400)
-TICK_PIXELS_MIN = 80
+#: Closer to each other than that, in the lane of the pipeline or of a server, the second fault has no label.
+LABEL_WIDTH, SERVER_LABEL_WIDTH = 13, 60
 
 _POINT = re.compile(r"^(?P<kind>\S+).* at (?P<point>[a-z_]+\.[a-z_]+)")
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Times of day to pixels."""
-
-    began_s: float
-    seconds: float
-    width: int
-
-    @classmethod
-    def of(cls, history: History) -> Scale:
-        ends = [max(event.at_s, event.until_s) for event in history.events]
-        seconds = max([history.ended_s, *ends]) - history.began_s
-        faults = sum(event.kind == "fault" for event in history.events)
-        width = min(max(WIDTH_MIN, FAULT_WIDTH * faults), WIDTH_MAX)
-        return cls(history.began_s, max(seconds, 1.0), width)
-
-    def x(self, at_s: float) -> float:
-        inside = min(max(at_s - self.began_s, 0.0), self.seconds)
-        return round(MARGIN + (self.width - 2 * MARGIN) * inside / self.seconds, 1)
-
-    def clock(self, at_s: float) -> str:
-        return f"{at_s - self.began_s:,.1f} s"
-
-    def ticks(self) -> list[int]:
-        count = self.width / TICK_PIXELS_MIN
-        step = next((s for s in TICK_STEPS_S if self.seconds / s <= count), TICK_STEPS_S[-1])
-        return list(range(0, int(self.seconds) + 1, step))
+def _scale(history: History) -> Scale:
+    ends = [max(event.at_s, event.until_s) for event in history.events]
+    seconds = max([history.ended_s, *ends]) - history.began_s
+    faults = sum(event.kind == "fault" for event in history.events)
+    width = min(max(WIDTH_MIN, FAULT_WIDTH * faults), WIDTH_MAX)
+    return Scale(history.began_s, max(seconds, 1.0), MARGIN, width - MARGIN)
 
 
 def draw(history: History, seen: Mapping[str, Mapping[int, float]], anomalies: Sequence[Anomaly]) -> str:
     """The picture as HTML. `seen` says per sink when each batch first showed."""
-    scale = Scale.of(history)
+    scale = _scale(history)
+    width = int(scale.right) + MARGIN
     rows = _rows_of_lives(history.events)
     first = LABELS + max(LANE, (max(rows.values(), default=0) + 1) * LIFE_ROW)
     # A server and a sink may have one name: what happened to the server is in a lane of its own.
@@ -75,43 +53,28 @@ def draw(history: History, seen: Mapping[str, Mapping[int, float]], anomalies: S
     grounds, sinks_from = [], first + GAP + len(servers) * (LANE + GAP)
     for server in servers:
         names.append(_name(server, "checkpoint" if server == DISK else "server", y + 13))
-        grounds.append(_ground(y, scale))
+        grounds.append(box("ground", 0, y, width, LANE, radius=3))
         marks += _server([e for e in history.events if e.lane == server], y, scale)
         y += LANE + GAP
     for sights in history.sights:
         names.append(_name(sights.sink, f"{sights.kind} sink", y + 13))
-        grounds.append(_ground(y, scale))
+        grounds.append(box("ground", 0, y, width, LANE, radius=3))
         marks += _sink(_first_shown(history, sights.sink, seen), y, scale)
         marks += _recoveries(history.events, seen.get(sights.sink, {}), y, scale)
         marks += [_anomaly(a, y, scale) for a in anomalies if a.sink == sights.sink and a.at_s]
         y += LANE + GAP
     height = y + AXIS
-    grid = [*grounds, *_axis(scale, LABELS - 6, y), *_struck(history.events, sinks_from - GAP, y, scale)]
+    grid = [*grounds, *axis(scale, LABELS - 6, y), *_struck(history.events, sinks_from - GAP, y, scale)]
     return (
         f'<div class="timeline"><svg class="names" width="{NAMES_WIDTH}" height="{height}" aria-hidden="true">'
         f'{"".join(names)}</svg><div class="scroll" tabindex="0" role="region" aria-label="Timeline, scrolls sideways">'
-        f'<svg width="{scale.width}" height="{height}" role="img" aria-label="Lives of the pipeline, faults, and '
+        f'<svg width="{width}" height="{height}" role="img" aria-label="Lives of the pipeline, faults, and '
         f'batches as each sink showed them">{"".join([*grid, *marks])}</svg></div></div>'
     )
 
 
 def _name(name: str, what: str, y: float) -> str:
-    return (
-        f'<text class="lane" x="0" y="{y}">{escape(_short(name, 24))}<title>{escape(name)}</title></text>'
-        f'<text class="soft" x="0" y="{y + 14}">{escape(what)}</text>'
-    )
-
-
-def _ground(y: float, scale: Scale) -> str:
-    return f'<rect class="ground" x="0" y="{y}" width="{scale.width}" height="{LANE}" rx="3"/>'
-
-
-def _axis(scale: Scale, top: float, bottom: float) -> Iterator[str]:
-    for tick in scale.ticks():
-        x = scale.x(scale.began_s + tick)
-        anchor = "start" if tick == 0 else "middle"
-        yield f'<line class="grid" x1="{x}" y1="{top}" x2="{x}" y2="{bottom}"/>'
-        yield f'<text class="soft" x="{x}" y="{bottom + 16}" text-anchor="{anchor}">{tick:,} s</text>'
+    return words("lane", 0, y, _short(name, 24), title=name) + words("soft", 0, y + 14, what)
 
 
 # The pipeline ---------------------------------------------------------------------------------------------------------
@@ -139,18 +102,24 @@ def _pipeline(events: Sequence[Event], rows: Mapping[int, int], scale: Scale) ->
             yield _bar("batch", event, LABELS + 3, LIFE_ROW - 9, scale)
     for event in mine:
         if event.kind == "recovery":
-            yield _marked("recovery", event, _diamond(scale.x(event.at_s), LABELS + 6), scale)
+            yield _marked("recovery", event, diamond(scale.x(event.at_s), LABELS + 6), scale)
         if event.kind == "outage":
             yield _bar("outage", event, LABELS + 3, LIFE_ROW - 9, scale)
         if event.kind == "note":
             yield _marked("note", event, f"M{scale.x(event.at_s)},{LABELS - 4} v6", scale)
-    last = -float(LABEL_WIDTH)
-    for event in mine:
+    yield from _faults(mine, scale, LABELS - 6, angle=-55)
+
+
+def _faults(events: Iterable[Event], scale: Scale, y: float, *, angle: int = 0) -> Iterator[str]:
+    """Of two that are close the second has no label. In the lane of the pipeline labels are above, at an angle."""
+    last, apart = -float("inf"), LABEL_WIDTH if angle else SERVER_LABEL_WIDTH
+    for event in events:
         if event.kind == "fault":
             x = scale.x(event.at_s)
-            is_room = x - last >= LABEL_WIDTH
-            last = x if is_room else last
-            yield _fault(event, LABELS, scale, _label(event.what) if is_room else "")
+            label = _label(event.what) if x - last >= apart else ""
+            last = x if label else last
+            stem = path("stem", f"M{x},{y + 4} v{LIFE_ROW}") if angle else ""
+            yield fault("fault", x, y, f"fault at {scale.clock(event.at_s)}: {event.what}", label, stem, angle=angle)
 
 
 def _label(what: str) -> str:
@@ -161,15 +130,6 @@ def _label(what: str) -> str:
     return _short(match["point"] if match["kind"] == "point" else f"{match['kind']} {match['point']}", 20)
 
 
-def _fault(event: Event, y: float, scale: Scale, label: str) -> str:
-    x = scale.x(event.at_s)
-    words = f'<text transform="translate({x + 4},{y - 14}) rotate(-55)">{escape(label)}</text>' if label else ""
-    cross = f"M{x - 4},{y - 10} l8,8 m0,-8 l-8,8"
-    stem = f"M{x},{y - 2} v{LIFE_ROW}"
-    title = escape(f"fault at {scale.clock(event.at_s)}: {event.what}")
-    return f'<g class="fault"><title>{title}</title><path class="stem" d="{stem}"/><path d="{cross}"/>{words}</g>'
-
-
 # Servers and sinks ----------------------------------------------------------------------------------------------------
 
 
@@ -177,16 +137,7 @@ def _server(events: Sequence[Event], y: float, scale: Scale) -> Iterator[str]:
     for event in events:
         if event.kind == "outage":
             yield _bar("outage", event, y + 5, LANE - 10, scale)
-    last = -float("inf")
-    for event in events:
-        if event.kind == "fault":
-            x = scale.x(event.at_s)
-            is_room = x - last >= 60
-            last = x if is_room else last
-            words = f'<text x="{x + 8}" y="{y + 19}">{escape(_label(event.what))}</text>' if is_room else ""
-            title = escape(f"fault at {scale.clock(event.at_s)}: {event.what}")
-            cross = f"M{x - 4},{y + 11} l8,8 m0,-8 l-8,8"
-            yield f'<g class="fault"><title>{title}</title><path d="{cross}"/>{words}</g>'
+    yield from _faults(events, scale, y + 15)
 
 
 def _first_shown(
@@ -205,12 +156,8 @@ def _sink(shown: Iterable[tuple[float, str, int]], y: float, scale: Scale) -> It
     for item in shown:
         together.setdefault(int(scale.x(item[0]) / TICK_WIDTH), []).append(item)
     for items in together.values():
-        x = scale.x(items[0][0])
         title = f"{_words(items)} first seen at {scale.clock(items[0][0])}"
-        yield (
-            f'<rect class="seen" x="{x - 1}" y="{y + 4}" width="{TICK_WIDTH - 1}" height="{LANE - 8}">'
-            f"<title>{escape(title)}</title></rect>"
-        )
+        yield box("seen", scale.x(items[0][0]) - 1, y + 4, TICK_WIDTH - 1, LANE - 8, title=title)
 
 
 def _recoveries(events: Sequence[Event], seen: Mapping[int, float], y: float, scale: Scale) -> Iterator[str]:
@@ -221,17 +168,15 @@ def _recoveries(events: Sequence[Event], seen: Mapping[int, float], y: float, sc
         at_s = seen.get(event.batch)
         when = "not seen here" if at_s is None else f"first seen here at {scale.clock(at_s)}"
         before = ", before it" if at_s is not None and at_s < event.at_s else ""
-        title = escape(f"{event.what}, at {scale.clock(event.at_s)}; {when}{before}")
-        path = _diamond(scale.x(event.at_s), y + LANE / 2)
-        yield f'<path class="recovery" d="{path}"><title>{title}</title></path>'
+        title = f"{event.what}, at {scale.clock(event.at_s)}; {when}{before}"
+        yield path("recovery", diamond(scale.x(event.at_s), y + LANE / 2), title)
 
 
 def _struck(events: Sequence[Event], top: float, bottom: float, scale: Scale) -> Iterator[str]:
     """Where a fault struck, through the lanes of all sinks: what each of them did then is read off there."""
     for event in events:
         if event.kind == "fault":
-            x = scale.x(event.at_s)
-            yield f'<line class="struck" x1="{x}" y1="{top}" x2="{x}" y2="{bottom}"/>'
+            yield upright("struck", scale.x(event.at_s), top, bottom)
 
 
 def _words(items: Sequence[tuple[float, str, int]]) -> str:
@@ -243,33 +188,19 @@ def _words(items: Sequence[tuple[float, str, int]]) -> str:
 
 def _anomaly(anomaly: Anomaly, y: float, scale: Scale) -> str:
     x = scale.x(anomaly.at_s)
-    title = escape(f"{anomaly.kind} at {scale.clock(anomaly.at_s)}: {anomaly.evidence}")
-    path = f"M{x},{y - 4} l7,12 h-14 z"
-    return (
-        f'<g class="anomaly"><title>{title}</title><path d="{path}"/><path class="bang" d="M{x},{y} v4 m0,1.5 v1"/></g>'
-    )
-
-
-# Shapes ---------------------------------------------------------------------------------------------------------------
+    title = f"{anomaly.kind} at {scale.clock(anomaly.at_s)}: {anomaly.evidence}"
+    return group("anomaly", title, path("sign", f"M{x},{y - 4} l7,12 h-14 z"), path("bang", f"M{x},{y} v4 m0,1.5 v1"))
 
 
 def _bar(kind: str, event: Event, y: float, height: float, scale: Scale) -> str:
-    began, ended = scale.x(event.at_s), scale.x(max(event.until_s, event.at_s))
-    lasts = f"{scale.clock(event.at_s)} to {scale.clock(max(event.until_s, event.at_s))}"
-    width = round(max(ended - began, 1.5), 1)
-    return (
-        f'<rect class="{kind}" x="{began}" y="{y}" width="{width}" height="{height}" rx="2">'
-        f"<title>{escape(f'{event.what}, {lasts}')}</title></rect>"
-    )
+    until_s = max(event.until_s, event.at_s)
+    began, ended = scale.x(event.at_s), scale.x(until_s)
+    title = f"{event.what}, {scale.clock(event.at_s)} to {scale.clock(until_s)}"
+    return box(kind, began, y, max(ended - began, 1.5), height, radius=2, title=title)
 
 
-def _marked(kind: str, event: Event, path: str, scale: Scale) -> str:
-    title = escape(f"{event.what}, at {scale.clock(event.at_s)}")
-    return f'<path class="{kind}" d="{path}"><title>{title}</title></path>'
-
-
-def _diamond(x: float, y: float) -> str:
-    return f"M{x},{y - 6} l5,6 l-5,6 l-5,-6 z"
+def _marked(kind: str, event: Event, drawn: str, scale: Scale) -> str:
+    return path(kind, drawn, f"{event.what}, at {scale.clock(event.at_s)}")
 
 
 def _short(text: str, letters_max: int) -> str:

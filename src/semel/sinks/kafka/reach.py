@@ -11,8 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import ConfigError, MissingExtra, SinkUnavailable
+from semel.errors import ConfigError, SinkUnavailable
 from semel.kafka.options import connection_options
+from semel.kafka.stand_in import admin_client
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
@@ -36,20 +37,11 @@ class Reach:
     """An admin client of librdkafka that can say why there is no answer."""
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
-        try:
-            from confluent_kafka import KafkaException
-        except ImportError:
-            raise MissingExtra("The Kafka sink needs confluent-kafka, which is not installed.", extra="kafka") from None
         self.servers = servers
         self._errors: list[Any] = []
         settings: dict[str, Any] = {**connection_options(options), "bootstrap.servers": servers, "log_level": "2"}
         settings["error_cb"] = self._errors.append
-        try:
-            from semel.kafka.stand_in import admin_client
-
-            self.admin: AdminClient = admin_client(settings)
-        except KafkaException as error:
-            raise bad_options(error) from None
+        self.admin: AdminClient = admin_client(settings, "The Kafka sink", bad_options)
 
     def metadata(self, topic: str, timeout_s: float) -> ClusterMetadata:
         """The brokers and one topic, or none. Raises within the time limit, and sooner when the login fails."""

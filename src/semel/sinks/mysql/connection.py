@@ -15,6 +15,7 @@ from semel.deadline import limited
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.sinks.mysql import wire as mysql_wire
 from semel.sinks.mysql.url import settings_of
+from semel.sinks.sql.sink import Run
 from semel.sinks.sql.store import Place as SqlPlace
 from semel.sinks.sql.store import with_names
 
@@ -136,6 +137,11 @@ MARIADB_SESSION = "SET SESSION idle_transaction_timeout = 0, idle_write_transact
 # With repeatable reads, INSERT .. SELECT would lock the gaps of what it reads.
 ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 
+COLUMNS = """
+SELECT column_name FROM information_schema.columns
+WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s ORDER BY ordinal_position
+"""
+
 
 @dataclass(frozen=True)
 class Place(SqlPlace):
@@ -143,6 +149,9 @@ class Place(SqlPlace):
 
     def quoted(self, identifier: str) -> str:
         return quote(identifier)
+
+    def columns(self, run: Run, table: str) -> list[str]:
+        return [row[0] for row in run(COLUMNS, (self.schema, table))]
 
     @property
     def seconds(self) -> int:

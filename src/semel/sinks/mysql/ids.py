@@ -39,39 +39,25 @@ def new_token() -> int:
     return 1 + secrets.randbelow(TOKEN_MAX)
 
 
-def seen_table(sink: MySql) -> str:
-    return f"semel_seen_{sink.suffix_of_ids}"
-
-
-def due_table(sink: MySql) -> str:
-    return f"semel_due_{sink.suffix_of_ids}"
-
-
-def names_of(sink: MySql) -> dict[str, str]:
-    """Both tables, quoted."""
-    return {"seen": sink.place.named(seen_table(sink)), "due": sink.place.named(due_table(sink))}
-
-
 def create(sink: MySql, run: Run, *, by_token: bool) -> None:
     """What is missing of both tables. Asked before: to create a table waits for whoever uses it."""
-    if not engine_of(run, sink.place, seen_table(sink)):
+    if not engine_of(run, sink.place, sink.seen_table):
         keys = {name.lower() for name in sink.key}
         columns = [c for c in columns_of(run, sink.place, sink.table) if c.name.lower() in keys]
         run(
             "CREATE TABLE IF NOT EXISTS {seen} ({columns}, semel_token bigint NOT NULL, PRIMARY KEY ({key})"
             "{index}) ENGINE = InnoDB COMMENT = 'ids that semel has written lately'",
-            **names_of(sink),
+            **sink.names,
             columns=", ".join(f"{quote(c.name)} {c.definition} NOT NULL" for c in columns),
-            key=", ".join(map(quote, sink.key)),
             index=", KEY (semel_token)" if by_token else "",
         )
-    if not engine_of(run, sink.place, due_table(sink)):
+    if not engine_of(run, sink.place, sink.due_table):
         run(
             "CREATE TABLE IF NOT EXISTS {due} (semel_number bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY, "
             "semel_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), semel_token bigint NOT NULL, "
             "semel_layout longtext CHARACTER SET utf8mb4 NULL, semel_keys longblob NULL, KEY (semel_at)"
             ") ENGINE = InnoDB COMMENT = 'when semel may forget ids'",
-            **names_of(sink),
+            **sink.names,
         )
 
 
@@ -79,7 +65,7 @@ def note(sink: MySql, run: Run, token: int, packed: str = "") -> None:
     """Write down since when a stage is remembered. `packed` is the quoted name of one that has requests of its ids."""
     what = "SELECT %s, semel_layout, semel_keys FROM {packed}" if packed else "VALUES (%s, NULL, NULL)"
     into = "INSERT INTO {due} (semel_token, semel_layout, semel_keys) "
-    run(into + what, (token,), **names_of(sink), packed=packed)
+    run(into + what, (token,), **sink.names, packed=packed)
 
 
 def forget_old(sink: MySql, session: Session) -> None:
@@ -88,7 +74,7 @@ def forget_old(sink: MySql, session: Session) -> None:
         "SELECT semel_number, semel_token, semel_keys IS NOT NULL FROM {due} "
         "WHERE semel_at < utc_timestamp(6) - INTERVAL %s MICROSECOND",
         (int(min(sink.retention_s, RETENTION_S_MAX) * MICROSECONDS),),
-        **names_of(sink),
+        **sink.names,
     )
     if not old:
         return
@@ -97,7 +83,7 @@ def forget_old(sink: MySql, session: Session) -> None:
     _delete_listed(sink, session, "{seen} WHERE semel_token", list(by_token.values()))
     if not session.connection.extensions & STMT_BULK_OPERATIONS:
         by_request = {}
-    texts = {c.name.lower() for c in columns_of(session, sink.place, seen_table(sink)) if c.charset}
+    texts = {c.name.lower() for c in columns_of(session, sink.place, sink.seen_table) if c.charset}
     sent = [number for number, token in by_request.items() if _delete_packed(sink, session, number, token, texts)]
     _delete_listed(sink, session, "{due} WHERE semel_number", [*by_token, *sent])
 
@@ -106,7 +92,7 @@ def _delete_listed(sink: MySql, session: Session, where: str, numbers: list[int]
     for first in range(0, len(numbers), LISTED_MAX):
         listed = numbers[first : first + LISTED_MAX]
         places = ", ".join(["%s"] * len(listed))
-        session(f"DELETE FROM {where} IN ({places})", listed, **names_of(sink))  # noqa: S608 - our own words
+        session(f"DELETE FROM {where} IN ({places})", listed, **sink.names)  # noqa: S608 - our own words
 
 
 def _delete_packed(sink: MySql, session: Session, number: int, token: int, texts: set[str]) -> bool:
@@ -115,7 +101,7 @@ def _delete_packed(sink: MySql, session: Session, number: int, token: int, texts
     `texts` are the columns of text, and compared as such: for bytes a server does not look into an index of text.
     """
     sql = "SELECT semel_layout, semel_keys FROM {due} WHERE semel_number = %s"
-    ((layout, body),) = session(sql, (number,), **names_of(sink))
+    ((layout, body),) = session(sql, (number,), **sink.names)
     described = json.loads(layout)
     if formats.is_newer(described.get("format", formats.FIRST), formats.REQUESTS):
         return False
@@ -124,7 +110,7 @@ def _delete_packed(sink: MySql, session: Session, number: int, token: int, texts
     same = " AND ".join(f"{quote(name)} = ?" for name in described["key"])
     statement = Statement(
         session.connection,
-        f"DELETE FROM {names_of(sink)['seen']} WHERE {same} AND semel_token = {token:d}",  # noqa: S608 - quoted
+        f"DELETE FROM {sink.names['seen']} WHERE {same} AND semel_token = {token:d}",  # noqa: S608 - quoted
     )
     try:
         statement.execute_bulk([statement.head([types[name] for name in described["key"]]), body])

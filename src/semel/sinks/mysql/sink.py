@@ -17,12 +17,13 @@ from semel.errors import ConfigError, SchemaMismatch, SemelError, SinkUnavailabl
 from semel.ids import Branch
 from semel.sinks.base import Context, Writer
 from semel.sinks.mysql.connection import Place, is_mariadb, number_of, one_line, pymysql_, runner
-from semel.sinks.mysql.moves import MySqlMover, latest_view
+from semel.sinks.mysql.moves import MySqlMover
 from semel.sinks.mysql.store import MySqlStore, columns_of, engine_of
-from semel.sinks.mysql.types import UNINDEXED, Column, is_nested, mismatches, sql_type
+from semel.sinks.mysql.types import UNINDEXED, Column, encoder, is_nested, sql_type
 from semel.sinks.mysql.url import database_of, settings_of
 from semel.sinks.mysql.xa import RM_ERROR, prepared_branches
-from semel.sinks.sql.sink import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Mover, Run, SqlSink
+from semel.sinks.sql.moves import Mover
+from semel.sinks.sql.sink import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run, SqlSink
 from semel.sinks.sql.store import Session, Store
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class MySql(SqlSink):
         super().__post_init__()
         if not self.schema and not database_of(self.url):
             raise ConfigError("The url of a MySql sink names no database.", remedy="Add it: mysql://.../database.")
-        longest = latest_view(self) if self.mode == VERSIONS else self.table
+        longest = self.view if self.mode == VERSIONS else self.table
         if len(longest) > NAME_LETTERS_MAX:
             raise ConfigError(f"MySQL has no names of more than {NAME_LETTERS_MAX} letters: {longest!r}.")
 
@@ -209,15 +210,20 @@ class MySql(SqlSink):
             raise SchemaMismatch(what, remedy=_nested_remedy(nested))
         raise SchemaMismatch(what, remedy=ENGINE_REMEDY if "stored by" in what else TYPES_REMEDY)
 
+    def folded(self, name: str) -> str:
+        return name.lower()
+
+    def encoder(self, arrow: Any, column: Column) -> object | None:
+        return encoder(arrow, column)
+
     def problems(self, schema: pa.Schema, columns: Sequence[Column], engine: str) -> list[str]:
-        """What keeps rows of this schema out. The number of a version is not theirs to bring."""
-        own = (VERSION_COLUMN,) if self.mode == VERSIONS else ()
-        found = mismatches(schema, [c for c in columns if c.name not in own])
+        """What keeps rows of this schema out, with what is wrong with the table itself."""
+        found = self.mismatches(schema, columns)
         if not columns:
             return ["it does not exist"]
         if engine.lower() != "innodb":
             found.append(f"it is stored by {engine}, which has no transactions")
-        if own and VERSION_COLUMN not in {c.name for c in columns}:
+        if self.mode == VERSIONS and VERSION_COLUMN not in {c.name for c in columns}:
             found.append(f"no column {VERSION_COLUMN}, which mode 'versions' needs")
         return found
 
@@ -228,7 +234,7 @@ class MySql(SqlSink):
             return [f"key {c.name} is {c.type}, and an index needs a length: make it varchar(255)" for c in long]
         if self.mode not in (UPSERT, VERSIONS):
             return []
-        wanted = {*lower, *([VERSION_COLUMN] if self.mode == VERSIONS else [])}
+        wanted = {name.lower() for name in self.unique}
         problems = []
         if wanted not in (set(names) for names in keys.values()):
             problems.append(f"no unique index on ({', '.join(sorted(wanted))}), which mode {self.mode!r} needs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,15 +17,12 @@ from semel.sinks.mysql.connection import STATEMENT_S_MAX, Place, close_quietly, 
 from semel.sinks.mysql.types import Column
 from semel.sinks.mysql.xa import RM_ERROR, end_prepared, leave_prepared, prepared_branches, xid
 from semel.sinks.sql.sink import Run
-from semel.sinks.sql.store import STAGE_PREFIX, Store
-from semel.sinks.sql.store import Place as SqlPlace
+from semel.sinks.sql.store import STAGE_PREFIX, Store, definitions
 
 _LOG = logging.getLogger("semel")
 
 #: Numbers the rows of a staging table: their order in the batch.
 ORDER_COLUMN = "semel_order"
-SESSION_END_S_MAX = 10.0
-SESSION_END_PAUSE_S = 0.02
 #: How many connections of one driver a newer one looks for, and how many incarnations back.
 SESSIONS_MAX = 16
 OLDER_ASKED = 20
@@ -39,24 +35,18 @@ ADDED = {
     "ledger": {"format": f"smallint NOT NULL DEFAULT {formats.FIRST}", "plan": f"varchar(80) {_LETTERS} DEFAULT ''"},
     "fence": {"target": "varchar(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''"},
 }
-
-
-def _added(table: str) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in ADDED[table].items())
-
-
 LEDGER = (
     "CREATE TABLE IF NOT EXISTS {ledger} ("
     f"pipeline varchar(36) {_LETTERS}, sink varchar(40) {_LETTERS}, batch bigint NOT NULL, "
     f"part varchar(255) {_LETTERS}, attempt int NOT NULL, incarnation bigint NOT NULL, row_count bigint NOT NULL, "
-    f"committed_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), {_added('ledger')}, "
+    f"committed_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), {definitions(ADDED['ledger'])}, "
     "PRIMARY KEY (pipeline, sink, batch, part)"
     ") ENGINE = InnoDB"
 )
 FENCE = (
     "CREATE TABLE IF NOT EXISTS {fence} ("
     f"pipeline varchar(36) {_LETTERS}, sink varchar(40) {_LETTERS}, incarnation bigint NOT NULL, "
-    f"name text CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, {_added('fence')}, "
+    f"name text CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, {definitions(ADDED['fence'])}, "
     "PRIMARY KEY (pipeline, sink)) ENGINE = InnoDB"
 )
 COLUMNS = """
@@ -111,6 +101,8 @@ def session_lock(pipeline: PipelineId, incarnation: int, number: int) -> str:
 
 class MySqlStore(Store):
     hides_new_tables = False
+    added = ADDED
+    sessions_are, sessions_end_by = "connections {} of MySQL", "KILL CONNECTION as a user who may do so"
     place: Place
 
     def __init__(self, place: Place, context: Context) -> None:
@@ -175,31 +167,16 @@ class MySqlStore(Store):
     def roll_back_prepared(self, branch: Branch) -> None:
         end_prepared(self.place, self.query, "ROLLBACK", branch)
 
-    def end_older_sessions(self) -> None:
-        deadline = time.monotonic() + SESSION_END_S_MAX
-        while older := self._older_sessions():
-            for session in older:
-                self._kill(session)
-            if time.monotonic() > deadline:
-                raise self._does_not_end(older)
-            time.sleep(SESSION_END_PAUSE_S)
-
-    def _kill(self, session: int) -> None:
+    def end_session(self, session: int) -> None:
         try:
             self.query(f"KILL CONNECTION {session:d}")
         except pymysql_().Error as error:
             if number_of(error) == NOT_OWNER_OF_THREAD:
-                raise self._does_not_end([session]) from None
+                raise self.does_not_end([session]) from None
             if number_of(error) != NO_SUCH_THREAD:
                 raise
 
-    def _does_not_end(self, sessions: Sequence[int]) -> SinkUnavailable:
-        return SinkUnavailable(
-            f"Sessions of an older incarnation of this pipeline do not end: connections {list(sessions)} of MySQL.",
-            remedy="End them with KILL CONNECTION as a user who may do so, then start the pipeline again.",
-        )
-
-    def _older_sessions(self) -> list[int]:
+    def older_sessions(self) -> list[int]:
         """Those that hold a lock of an older incarnation. Nobody else's connection can be among them."""
         mine = self.context.incarnation
         fences = self.query("SELECT incarnation FROM {fence} WHERE pipeline = %s", (self.context.pipeline,))
@@ -210,42 +187,17 @@ class MySqlStore(Store):
         (found,) = self.query("SELECT " + ", ".join(["IS_USED_LOCK(%s)"] * len(locks)), locks)
         return [session for session in found if session is not None]
 
-    def create_bookkeeping(self) -> None:
-        if self.has_bookkeeping():
-            self._add_columns("ledger", self.ledger_columns())
-            self._add_columns("fence", self.fence_columns())
-            return
+    def create_ledger_and_fence(self) -> None:
         self.query(LEDGER)
         self.query(FENCE)
 
-    def _add_columns(self, table: str, found: set[str]) -> None:
+    def add_columns(self, table: str, columns: Sequence[str]) -> None:
         """Only where the server can do so without copying the table, and without waiting for who has marked it."""
-        missing = sorted(ADDED[table].keys() - found)
-        if not missing:
-            return
-        columns = ", ".join(f"ADD COLUMN {name} {ADDED[table][name]}" for name in missing)
+        adding = ", ".join(f"ADD COLUMN {column}" for column in columns)
         try:
             self.query("SET SESSION lock_wait_timeout = 1")
-            self.query(f"ALTER TABLE {{{table}}} {{columns}}, ALGORITHM = INSTANT", columns=columns)
+            self.query(f"ALTER TABLE {{{table}}} {{adding}}, ALGORITHM = INSTANT", adding=adding)
         except pymysql_().Error as error:
             _LOG.info("semel_%s keeps the form of semel 0.1 until a later start: %s", table, one_line(error))
         finally:
             self.query("SET SESSION lock_wait_timeout = %s", (self.place.seconds,))
-
-    def ledger_columns(self) -> set[str]:
-        return own_columns(self.query, self.place)
-
-    def fence_columns(self) -> set[str]:
-        return own_columns(self.query, self.place, "fence")
-
-    def has_bookkeeping(self) -> bool:
-        return all(engine_of(self.query, self.place, table) for table in ("semel_ledger", "semel_fence"))
-
-
-def own_columns(run: Run, place: SqlPlace, table: str = "ledger") -> set[str]:
-    found = run(
-        "SELECT column_name FROM information_schema.columns "
-        "WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s",
-        (place.schema, f"semel_{table}"),
-    )
-    return {str(row[0]).lower() for row in found}

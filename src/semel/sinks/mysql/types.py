@@ -7,7 +7,7 @@ that it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ class Column:
     name: str
     type: str
     #: The type as a definition spells it.
-    full_type: str
+    shown: str
     nullable: bool = True
     #: Rows must bring a value for it.
     required: bool = False
@@ -68,7 +68,7 @@ class Column:
     def definition(self) -> str:
         """The type with all that decides which values are equal."""
         letters = f" CHARACTER SET {self.charset} COLLATE {self.collation}" if self.charset and self.collation else ""
-        return self.full_type + letters
+        return self.shown + letters
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,6 @@ class Encode:
     expression: str = "{}"
     #: The text may hold anything, tabs and line ends included.
     free: bool = False
-
-
-def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
-    """What keeps rows of this schema out of a table of these columns. MySQL does not tell names apart by case."""
-    known = {column.name.lower(): column for column in columns}
-    names = [name.lower() for name in schema.names]
-    problems = [f"several columns {name}" for name in sorted({n for n in names if names.count(n) > 1})]
-    problems += [f"no column {name}" for name in schema.names if name.lower() not in known]
-    for field in schema:
-        column = known.get(field.name.lower())
-        if column is not None and column.generated:
-            problems.append(f"column {field.name} is computed by the server")
-        elif column is not None and encoder(field.type, column) is None:
-            problems.append(f"column {field.name} is {column.full_type}, the rows have {field.type}")
-    return problems + [
-        f"column {c.name} is required and the rows do not have it"
-        for c in columns
-        if c.required and c.name.lower() not in names
-    ]
 
 
 def encoder(arrow: Any, column: Column) -> Encode | None:
@@ -121,11 +102,11 @@ def encoder(arrow: Any, column: Column) -> Encode | None:
 def _integer(column: Column) -> Encode | None:
     bits = INTEGERS.get(column.type)
     if bits is not None:
-        unsigned = "unsigned" in column.full_type
+        unsigned = "unsigned" in column.shown
         return Encode(_integers(0, 2**bits - 1) if unsigned else _integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1))
     if column.type == "decimal":
         largest: int = 10 ** (column.precision - column.scale) - 1
-        return Encode(_integers(0 if "unsigned" in column.full_type else -largest, largest))
+        return Encode(_integers(0 if "unsigned" in column.shown else -largest, largest))
     return None
 
 
@@ -133,7 +114,7 @@ def _boolean(column: Column) -> Encode | None:
     if column.type == "tinyint":
         return Encode(_booleans)
     # The text of a bit is taken for its byte, so a comparison makes the bit.
-    return Encode(_booleans, "({} = '1')") if column.full_type == "bit(1)" else None
+    return Encode(_booleans, "({} = '1')") if column.shown == "bit(1)" else None
 
 
 def _temporal(arrow: Any, column: Column) -> Encode | None:

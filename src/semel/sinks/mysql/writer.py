@@ -17,7 +17,7 @@ from semel.sinks.mysql.loaders.packed import COLUMNS as PACKED_COLUMNS
 from semel.sinks.mysql.loaders.packed import Packer, can_pack
 from semel.sinks.mysql.loaders.text import Inserts, LoadData
 from semel.sinks.mysql.moves import create_side_tables, create_target, stage_columns
-from semel.sinks.mysql.store import columns_of, engine_of, own_columns
+from semel.sinks.mysql.store import columns_of, engine_of
 from semel.sinks.mysql.types import Column, Unfit, encoder
 from semel.sinks.mysql.xa import end_prepared, leave_prepared, prepared_branches, xid
 from semel.sinks.sql.participant import write_mark
@@ -168,7 +168,7 @@ class MySqlWriter(Writer):
             self._run("COMMIT")
             self._close()
             return {} if self.sink.is_native else {"pieces": self._pieces}
-        plan = self.plan if "plan" in own_columns(self._run, self.sink.place) else None
+        plan = self.plan if "plan" in self.sink.place.own_columns(self._run) else None
         write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows, plan)
         with self.sink.place.connect() as other:
             leave_prepared(self.sink.place, self._connection, runner(other, self.sink.place), self.branch)

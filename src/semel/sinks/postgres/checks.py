@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, Refused, SchemaMismatch
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
-from semel.sinks.postgres.connection import execute, quote
-from semel.sinks.postgres.moves import exists, is_set_up, move_one, set_up
+from semel.sinks.postgres.connection import execute
+from semel.sinks.postgres.moves import PostgresMover, exists, is_set_up, set_up
 from semel.sinks.postgres.store import CREATE_LOCK, FENCE, LEDGER, columns_of
 from semel.sinks.postgres.types import Column, sql_type
 from semel.sinks.postgres.writer import create_stage
 from semel.sinks.sql.sink import DEDUP, KEYED, VERSION_COLUMN, VERSIONS, Run
+from semel.sinks.sql.store import stage_table
 
 if TYPE_CHECKING:
     import psycopg
@@ -79,7 +80,7 @@ def _check_ids(sink: Postgres, schema: pa.Schema) -> None:
 def _check_server(sink: Postgres, run: Run) -> None:
     if (sink.is_native or sink.firm) and run("SHOW max_prepared_transactions") == [("0",)]:
         raise sink.too_few_prepared("max_prepared_transactions is 0.", kind=ConfigError)
-    if sink.schema and not run("SELECT to_regnamespace(%s) IS NOT NULL", (quote(sink.schema),))[0][0]:
+    if sink.schema and not run("SELECT to_regnamespace(%s) IS NOT NULL", (sink.place.quoted(sink.schema),))[0][0]:
         raise ConfigError(f"{sink.describe()}: there is no schema {sink.schema}.", remedy="Create it: semel does not.")
     if run("SHOW fsync") == [("off",)]:
         _LOG.warning(
@@ -146,8 +147,8 @@ def _rehearse(sink: Postgres, run: Run, connection: psycopg.Connection[Any], sch
         if not run("SELECT has_any_column_privilege(to_regclass(%s), 'INSERT')", (sink.target,))[0][0]:
             raise ConfigError(f"{sink.describe()}: this user may not INSERT into it.", remedy="GRANT it.")
         return
-    stage = create_stage(sink, run, str(NOBODY), ", ".join(map(quote, schema.names)))
-    move_one(sink, partial(_explained, run), stage)
+    create_stage(sink, run, str(NOBODY), sink.place.listed(schema.names))
+    PostgresMover(sink, partial(_explained, run)).move_one(stage_table(str(NOBODY)))
 
 
 def _explained(run: Run, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
@@ -163,7 +164,7 @@ def _check_table(sink: Postgres, schema: pa.Schema, columns: Sequence[Column], k
     problems = sink.mismatches(schema, columns)
     if versioned and VERSION_COLUMN not in {c.name for c in columns}:
         problems.append(f"no column {VERSION_COLUMN}, which mode 'versions' needs")
-    wanted = {*sink.key, *([VERSION_COLUMN] if versioned else [])}
+    wanted = set(sink.unique)
     if sink.mode in KEYED and sink.mode != DEDUP and wanted not in [set(names) for (names,) in keys]:
         problems.append(f"no unique index on ({', '.join(sorted(wanted))}), which mode {sink.mode!r} needs")
     if problems:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from semel.deadline import limited, seconds_left
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.ids import Branch
+from semel.sinks.sql.sink import Run
 from semel.sinks.sql.store import Place as SqlPlace
 from semel.sinks.sql.store import with_names
 
@@ -35,6 +36,9 @@ SESSION = (
     "CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', false) END, "
     "(SELECT count(set_config(name, '0', false)) FROM pg_settings WHERE name = ANY (%s))"
 )
+COLUMNS = """
+SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Place(SqlPlace):
 
     def quoted(self, identifier: str) -> str:
         return quote(identifier)
+
+    def columns(self, run: Run, table: str) -> list[str]:
+        return [row[0] for row in run(COLUMNS, (self.named(table),))]
 
     def connect(self, application: str) -> psycopg.Connection[Any]:
         """A connection in autocommit, whose open transaction nobody ends for being idle or long."""

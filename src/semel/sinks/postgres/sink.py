@@ -5,7 +5,7 @@ How a batch commits depends on the mode: see semel.sinks.sql.sink, and docs/sink
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,8 +16,9 @@ from semel.sinks.base import NUMBER_OF_TASKS, Context, Writer
 from semel.sinks.postgres.connection import Place, one_line, psycopg_, refuse_torn_url
 from semel.sinks.postgres.moves import PostgresMover
 from semel.sinks.postgres.store import PostgresStore
-from semel.sinks.postgres.types import Column, mismatches
-from semel.sinks.sql.sink import DEDUP, VERSION_COLUMN, VERSIONS, Mover, SqlSink
+from semel.sinks.postgres.types import Column, encoder
+from semel.sinks.sql.moves import Mover
+from semel.sinks.sql.sink import DEDUP, SqlSink
 from semel.sinks.sql.store import Session, Store
 
 if TYPE_CHECKING:
@@ -59,11 +60,6 @@ class Postgres(SqlSink):
     def place(self) -> Place:
         return Place(self.url, self.schema, self.timeout_s)
 
-    @property
-    def view(self) -> str:
-        """The view of mode "versions" that shows the newest of each key."""
-        return f"{self.table}_latest"
-
     def describe(self) -> str:
         name = f"{self.schema}.{self.table}" if self.schema else self.table
         return f"PostgreSQL table {name}{_where(self.url)}"
@@ -86,13 +82,11 @@ class Postgres(SqlSink):
         check(self, schema)
 
     def room(self, piece: int) -> int:
-        """In mode dedup, the ids of a piece become one value (postgres_moves), which PostgreSQL holds in memory."""
+        """In mode dedup, the ids of a piece become one value (`moves`), which PostgreSQL holds in memory."""
         return min(super().room(piece), IDS_MAX) if self.mode == DEDUP else super().room(piece)
 
-    def mismatches(self, schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
-        """What keeps rows of this schema out. The number of a version is not theirs to bring."""
-        own = (VERSION_COLUMN,) if self.mode == VERSIONS else ()
-        return mismatches(schema, [c for c in columns if c.name not in own])
+    def encoder(self, arrow: Any, column: Column) -> object | None:
+        return encoder(arrow, column)
 
     # What goes wrong --------------------------------------------------------------------------------------------------
 

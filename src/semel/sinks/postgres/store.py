@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from semel import formats
 from semel.deadline import within
-from semel.errors import SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId, parse_branch
 from semel.sinks.postgres.connection import Place, execute, literal, one_line, psycopg_
 from semel.sinks.postgres.types import Column
-from semel.sinks.sql.store import STAGE_PREFIX, Store
-from semel.sinks.sql.store import Place as SqlPlace
+from semel.sinks.sql.store import STAGE_PREFIX, Store, definitions
 
 if TYPE_CHECKING:
     import psycopg
@@ -23,8 +20,6 @@ _LOG = logging.getLogger("semel")
 
 #: Any number will do, as long as nobody else locks by it: created once, at the same time by nobody.
 CREATE_LOCK = 7_361_019_244_530_017
-SESSION_END_S_MAX = 10.0
-SESSION_END_PAUSE_S = 0.02
 
 #: What ledger and fence of semel 0.1 do not have.
 ADDED = {
@@ -33,15 +28,11 @@ ADDED = {
 }
 
 
-def _added(table: str) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in ADDED[table].items())
-
-
 LEDGER = f"""
 CREATE TABLE IF NOT EXISTS {{ledger}} (
     pipeline text NOT NULL, sink text NOT NULL, batch bigint NOT NULL, part text NOT NULL, attempt integer NOT NULL,
     incarnation bigint NOT NULL, row_count bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
-    {_added("ledger")},
+    {definitions(ADDED["ledger"])},
     PRIMARY KEY (pipeline, sink, batch, part)
 )
 """
@@ -49,7 +40,8 @@ CREATE TABLE IF NOT EXISTS {{ledger}} (
 ADD_WAIT = "SET LOCAL lock_timeout = '1s'"
 FENCE = f"""
 CREATE TABLE IF NOT EXISTS {{fence}} (
-    pipeline text NOT NULL, sink text NOT NULL, incarnation bigint NOT NULL, name text NOT NULL, {_added("fence")},
+    pipeline text NOT NULL, sink text NOT NULL, incarnation bigint NOT NULL, name text NOT NULL,
+    {definitions(ADDED["fence"])},
     PRIMARY KEY (pipeline, sink)
 )
 """
@@ -78,14 +70,6 @@ def columns_of(connection: psycopg.Connection[Any], table: str) -> list[Column]:
     return [Column(*row) for row in connection.execute(COLUMNS, {"table": table}).fetchall()]
 
 
-def own_columns(run: Callable[..., list[tuple[Any, ...]]], place: SqlPlace, table: str = "ledger") -> set[str]:
-    found = run(
-        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
-        (place.names[table],),
-    )
-    return {row[0] for row in found}
-
-
 def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
     """By which a newer incarnation finds the sessions of an older one."""
     return f"semel-{pipeline}-i{incarnation}"
@@ -93,6 +77,8 @@ def application_name(pipeline: PipelineId, incarnation: Incarnation) -> str:
 
 class PostgresStore(Store):
     hides_new_tables = True
+    added = ADDED
+    sessions_are, sessions_end_by = "processes {} of PostgreSQL", "pg_terminate_backend"
     place: Place
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -136,19 +122,10 @@ class PostgresStore(Store):
             return False
         return True
 
-    def end_older_sessions(self) -> None:
-        deadline = time.monotonic() + SESSION_END_S_MAX
-        while older := self._older_sessions():
-            for pid in older:
-                self.query("SELECT pg_terminate_backend(%s)", (pid,))
-            if time.monotonic() > deadline:
-                raise SinkUnavailable(
-                    f"Sessions of an older incarnation of this pipeline do not end: processes {older} of PostgreSQL.",
-                    remedy="End them with pg_terminate_backend, then start the pipeline again.",
-                )
-            time.sleep(SESSION_END_PAUSE_S)
+    def end_session(self, session: int) -> None:
+        self.query("SELECT pg_terminate_backend(%s)", (session,))
 
-    def _older_sessions(self) -> list[int]:
+    def older_sessions(self) -> list[int]:
         prefix = application_name(self.context.pipeline, Incarnation(0))[:-1]
         found = self.query(
             "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database() "
@@ -158,36 +135,18 @@ class PostgresStore(Store):
         numbered = [(pid, name.removeprefix(prefix)) for pid, name in found]
         return [pid for pid, number in numbered if number.isdigit() and int(number) < self.context.incarnation]
 
-    def create_bookkeeping(self) -> None:
-        if self.has_bookkeeping():
-            self._add_columns("ledger", self.ledger_columns())
-            self._add_columns("fence", self.fence_columns())
-            return
+    def create_ledger_and_fence(self) -> None:
         with self.transaction() as run:
             run("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
             run(LEDGER)
             run(FENCE)
 
-    def _add_columns(self, table: str, found: set[str]) -> None:
+    def add_columns(self, table: str, columns: Sequence[str]) -> None:
         """With a default that is a constant, PostgreSQL rewrites no row for it."""
-        missing = ADDED[table].keys() - found
-        if not missing:
-            return
+        adding = ", ".join(f"ADD COLUMN IF NOT EXISTS {column}" for column in columns)
         try:
             with self.transaction() as run:
                 run(ADD_WAIT)
-                columns = (f"ADD COLUMN IF NOT EXISTS {name} {ADDED[table][name]}" for name in sorted(missing))
-                run(f"ALTER TABLE {{{table}}} {{columns}}", columns=", ".join(columns))
+                run(f"ALTER TABLE {{{table}}} {{adding}}", adding=adding)
         except psycopg_().Error as error:
             _LOG.info("semel_%s keeps the form of semel 0.1 until a later start: %s", table, one_line(error))
-
-    def ledger_columns(self) -> set[str]:
-        return own_columns(self.query, self.place)
-
-    def fence_columns(self) -> set[str]:
-        return own_columns(self.query, self.place, "fence")
-
-    def has_bookkeeping(self) -> bool:
-        names = self.place.names
-        found = self.query("SELECT to_regclass(%s), to_regclass(%s)", (names["ledger"], names["fence"]))
-        return None not in found[0]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from semel.sinks.postgres import copy
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 INTEGERS = {"int2": (16, ">i2"), "int4": (32, ">i4"), "int8": (64, ">i8")}
 FLOATS = {"float4": (32, ">f4"), "float8": (64, ">f8")}
@@ -36,25 +32,6 @@ class Column:
     element_kind: str = "b"
     #: Of a decimal, the digits behind the point that the column keeps; None where it keeps all.
     scale: int | None = None
-
-
-def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
-    """What keeps rows of this schema out of a table of these columns."""
-    if not schema.names:
-        return ["the rows have no columns"]
-    known = {column.name: column for column in columns}
-    problems = [f"no column {name}" for name in schema.names if name not in known]
-    for field in schema:
-        column = known.get(field.name)
-        if column is not None and column.generated:
-            problems.append(f"column {field.name} is computed by the server")
-        elif column is not None and encoder(field.type, column) is None:
-            problems.append(f"column {field.name} is {column.shown or column.type}, the rows have {field.type}")
-    return problems + [
-        f"column {c.name} is required and the rows do not have it"
-        for c in columns
-        if c.required and c.name not in schema.names
-    ]
 
 
 def encoder(arrow: Any, column: Column) -> copy.Encode | None:

@@ -13,7 +13,7 @@ from semel.sinks.base import StagedPart, Writer
 from semel.sinks.postgres.connection import execute, literal, quote
 from semel.sinks.postgres.copy import HEADER, TRAILER, Encode, Unfit, encode_rows
 from semel.sinks.postgres.moves import exists, is_set_up, set_up
-from semel.sinks.postgres.store import CREATE_LOCK, application_name, columns_of, own_columns
+from semel.sinks.postgres.store import CREATE_LOCK, application_name, columns_of
 from semel.sinks.postgres.types import encoder
 from semel.sinks.sql.participant import write_mark
 from semel.sinks.sql.sink import Run
@@ -141,7 +141,7 @@ class PostgresWriter(Writer):
         if not self.durable:
             self._promise("COMMIT")
             return {}
-        plan = self.plan if "plan" in own_columns(self._run, self.sink.place) else None
+        plan = self.plan if "plan" in self.sink.place.own_columns(self._run) else None
         write_mark(self._run, self.branch.sink, self.branch.attempt, str(self.branch), self.rows, plan)
         self._promise("PREPARE TRANSACTION {gid}", gid=literal(self.branch))
         return {"prepared": True}

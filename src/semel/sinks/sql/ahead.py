@@ -23,7 +23,8 @@ from contextlib import suppress
 
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch
-from semel.sinks.sql.sink import Mover, Run, SqlSink
+from semel.sinks.sql.moves import Mover
+from semel.sinks.sql.sink import Run, SqlSink
 from semel.sinks.sql.store import Held, Store, stage_table
 
 #: Before the first look for pieces: most small batches are over by then.

@@ -8,7 +8,7 @@ prepared, xa        each task loads the target in a transaction that it leaves p
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,14 @@ from semel.sinks.sql.store import Place, Session, Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from semel.sinks.sql.moves import Mover
+
 AUTO, LEDGER, UPSERT, DEDUP, VERSIONS = "auto", "ledger", "upsert", "dedup", "versions"
 KEYED = (UPSERT, DEDUP, VERSIONS)
 #: The column that numbers the versions of a key.
 VERSION_COLUMN = "semel_version"
+#: The table that says which version of a target is the latest.
+VERSIONS_TABLE = "semel_versions"
 #: What names of columns that we need beside those of the rows begin with.
 RESERVED = "semel_"
 RETENTION_S = 7 * 24 * 3600.0
@@ -37,53 +41,6 @@ FIRST_PIECE_ROWS = 10_000
 
 #: Runs a statement in a transaction of the driver: text, values, quoted names -> rows.
 Run = Callable[..., "list[tuple[Any, ...]]"]
-
-
-class Mover(ABC):
-    """Moves the staged rows of one batch into the target, table by table, in one transaction of the driver.
-
-    Until a key is there already, we take it that all are new: to insert without asking takes half the time.
-    """
-
-    def __init__(self, sink: SqlSink, run: Session) -> None:
-        self.sink = sink
-        self.run = run
-        #: The number of this batch, in mode versions.
-        self.version = 0
-        self._all_new = sink.mode in KEYED
-        self._begun = False
-
-    def move(self, table: str) -> int:
-        """Move the rows of one staging table. Returns how many were staged; raises StagedGone when it is not there."""
-        if not self._begun:
-            self._begin()
-        found = self.move_new(table) if self._all_new else None
-        self._all_new = found is not None
-        return self.move_one(table) if found is None else found
-
-    def _begin(self) -> None:
-        self._begun = True
-        if self.sink.mode == VERSIONS:
-            self.version = self.next_version()
-        if self.sink.mode == DEDUP:
-            self.forget_old_ids()
-
-    @abstractmethod
-    def next_version(self) -> int: ...
-
-    @abstractmethod
-    def forget_old_ids(self) -> None: ...
-
-    @abstractmethod
-    def move_new(self, table: str) -> int | None:
-        """Move rows whose keys are all new and different; else move nothing and return None."""
-
-    @abstractmethod
-    def move_one(self, table: str) -> int:
-        """Move rows whatever their keys are."""
-
-    def finish(self) -> None:  # noqa: B027 - most databases say it at once
-        """What the rows can do wrong only when they are all there, they must do now."""
 
 
 def in_order_of(key: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -200,6 +157,36 @@ class SqlSink(Sink):
         if twice:
             raise SchemaMismatch(f"{self.describe()}: the rows have several columns {', '.join(twice)}.")
 
+    def mismatches(self, schema: pa.Schema, columns: Sequence[Any]) -> list[str]:
+        """What keeps rows of this schema out of a table of these columns. The number of a version is not theirs to
+        bring."""
+        if not schema.names:
+            return ["the rows have no columns"]
+        own = VERSION_COLUMN if self.mode == VERSIONS else ""
+        known = {self.folded(column.name): column for column in columns if column.name != own}
+        names = [self.folded(name) for name in schema.names]
+        problems = [f"several columns {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+        pairs = list(zip(schema, names, strict=True))
+        problems += [f"no column {one.name}" for one, name in pairs if name not in known]
+        for one, column in [(one, known[name]) for one, name in pairs if name in known]:
+            if column.generated:
+                problems.append(f"column {one.name} is computed by the server")
+            elif self.encoder(one.type, column) is None:
+                problems.append(f"column {one.name} is {column.shown or column.type}, the rows have {one.type}")
+        return problems + [
+            f"column {column.name} is required and the rows do not have it"
+            for name, column in known.items()
+            if column.required and name not in names
+        ]
+
+    def folded(self, name: str) -> str:
+        """What the database makes of a name before it compares it with another."""
+        return name
+
+    @abstractmethod
+    def encoder(self, arrow: Any, column: Any) -> object | None:
+        """How values of an Arrow type are written into a column; None where they do not fit."""
+
     def _is_ours(self, column: str) -> bool:
         """Whether a statement of ours may need this name itself. Versions may be copied as what they are: numbers."""
         return column.startswith(RESERVED) and (column != VERSION_COLUMN or self.mode == VERSIONS)
@@ -228,9 +215,48 @@ class SqlSink(Sink):
         return self.place.named(self.table)
 
     @property
-    def suffix_of_ids(self) -> str:
-        """Of the tables in which mode dedup remembers ids. With another key they are other ids."""
+    def view(self) -> str:
+        """The view of mode "versions" that shows the newest of each key."""
+        return f"{self.table}_latest"
+
+    @property
+    def unique(self) -> tuple[str, ...]:
+        """The columns that tell rows of the table apart, where there are keys."""
+        return (*self.key, *([VERSION_COLUMN] if self.mode == VERSIONS else []))
+
+    @property
+    def seen_table(self) -> str:
+        """Where mode "dedup" remembers ids. With another key they are other ids."""
+        return f"semel_seen_{self._suffix_of_ids}"
+
+    @property
+    def due_table(self) -> str:
+        """Where it is written down when they may be forgotten."""
+        return f"semel_due_{self._suffix_of_ids}"
+
+    @property
+    def _suffix_of_ids(self) -> str:
         return hashlib.sha256("\0".join([self.table, *self.key]).encode()).hexdigest()[:16]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What stands in statements for names and lists of names, quoted."""
+        place = self.place
+        return {
+            "target": self.target,
+            "key": place.listed(self.key),
+            "unique": place.listed(self.unique),
+            "version": place.quoted(VERSION_COLUMN),
+            "versions": place.named(VERSIONS_TABLE),
+            "seen": place.named(self.seen_table),
+            "due": place.named(self.due_table),
+        }
+
+    @property
+    def own_definitions(self) -> list[str]:
+        """What a table needs beside the columns of the rows, when it is created."""
+        version = [f"{self.place.quoted(VERSION_COLUMN)} bigint NOT NULL"] if self.mode == VERSIONS else []
+        return [*version, f"PRIMARY KEY ({self.names['unique']})"] if self.mode in (UPSERT, VERSIONS) else []
 
     @abstractmethod
     def translated(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +28,8 @@ T = TypeVar("T", bound="Store")
 
 #: What names of staging tables begin with.
 STAGE_PREFIX = "semel_stage_"
+SESSION_END_S_MAX = 10.0
+SESSION_END_PAUSE_S = 0.02
 
 
 def stage_table(piece: str) -> str:
@@ -68,6 +71,20 @@ class Place(ABC):
     def named(self, table: str) -> str:
         return f"{self.quoted(self.schema)}.{self.quoted(table)}" if self.schema else self.quoted(table)
 
+    def listed(self, names: Iterable[str], of: str = "") -> str:
+        return ", ".join(f"{of}{self.quoted(name)}" for name in names)
+
+    def equal(self, names: Iterable[str], left: str, right: str) -> str:
+        return " AND ".join(f"{left}.{self.quoted(name)} = {right}.{self.quoted(name)}" for name in names)
+
+    @abstractmethod
+    def columns(self, run: Callable[..., list[tuple[Any, ...]]], table: str) -> list[str]:
+        """The names of the columns of a table, in their order; none when it does not exist."""
+
+    def own_columns(self, run: Callable[..., list[tuple[Any, ...]]], table: str = "ledger") -> set[str]:
+        """Of the ledger or the fence."""
+        return {name.lower() for name in self.columns(run, f"semel_{table}")}
+
     @property
     def names(self) -> dict[str, str]:
         return {"ledger": self.named("semel_ledger"), "fence": self.named("semel_fence")}
@@ -77,6 +94,10 @@ def stages_of(place: Place, branch: Branch, exists: Callable[[str], object]) -> 
     """The staging tables that a branch has, quoted, as a list for DROP. They are made in their order."""
     tables = (stage_table(piece_name(branch, number)) for number in count())
     return ", ".join(place.named(table) for table in takewhile(exists, tables))
+
+
+def definitions(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
 class StagedGone(Exception):
@@ -114,6 +135,11 @@ class Store(ABC):
 
     #: A table that is made in a transaction is seen by others when that is committed, and not before.
     hides_new_tables: ClassVar[bool]
+    #: What ledger and fence of semel 0.1 do not have.
+    added: ClassVar[Mapping[str, Mapping[str, str]]]
+    #: What the database calls sessions, in a sentence, and by what they can be ended.
+    sessions_are: ClassVar[str]
+    sessions_end_by: ClassVar[str]
 
     _shared: dict[tuple[str, Context], Store] = {}
     _shared_lock = threading.Lock()
@@ -337,28 +363,61 @@ class Store(ABC):
     def roll_back_prepared(self, branch: Branch) -> None:
         """Harmless when there is none."""
 
-    @abstractmethod
     def end_older_sessions(self) -> None:
         """End what older incarnations of this pipeline still hold open: a driver that sleeps holds its locks."""
+        deadline = time.monotonic() + SESSION_END_S_MAX
+        while older := self.older_sessions():
+            for session in older:
+                self.end_session(session)
+            if time.monotonic() > deadline:
+                raise self.does_not_end(older)
+            time.sleep(SESSION_END_PAUSE_S)
+
+    def does_not_end(self, sessions: Sequence[int]) -> SinkUnavailable:
+        return SinkUnavailable(
+            "Sessions of an older incarnation of this pipeline do not end: "
+            f"{self.sessions_are.format(list(sessions))}.",
+            remedy=f"End them with {self.sessions_end_by}, then start the pipeline again.",
+        )
 
     @abstractmethod
+    def older_sessions(self) -> list[int]: ...
+
+    @abstractmethod
+    def end_session(self, session: int) -> None: ...
+
     def create_bookkeeping(self) -> None:
         """Create ledger and fence; to those of semel 0.1 add the columns that they lack, unless that has to wait.
 
         It has to while a prepared transaction has marked the ledger, and another start will find it free. semel 0.1
         names the columns that it writes, so that it can go on beside us.
         """
+        found = {"ledger": self.ledger_columns(), "fence": self.fence_columns()}
+        if not all(found.values()):
+            self.create_ledger_and_fence()
+            return
+        for table, columns in found.items():
+            missing = sorted(self.added[table].keys() - columns)
+            if missing:
+                self.add_columns(table, [f"{name} {self.added[table][name]}" for name in missing])
 
     @abstractmethod
-    def ledger_columns(self) -> set[str]: ...
+    def create_ledger_and_fence(self) -> None: ...
 
     @abstractmethod
-    def fence_columns(self) -> set[str]: ...
+    def add_columns(self, table: str, columns: Sequence[str]) -> None:
+        """To the ledger or the fence, unless that has to wait."""
+
+    def ledger_columns(self) -> set[str]:
+        return self.place.own_columns(self.query, "ledger")
+
+    def fence_columns(self) -> set[str]:
+        return self.place.own_columns(self.query, "fence")
 
     @cached_property
     def keeps_plans(self) -> bool:
         """Whether the ledger has the columns that semel 0.1 did not know. Asked once, when it has its final form."""
         return "plan" in self.ledger_columns()
 
-    @abstractmethod
-    def has_bookkeeping(self) -> bool: ...
+    def has_bookkeeping(self) -> bool:
+        return bool(self.ledger_columns()) and bool(self.fence_columns())

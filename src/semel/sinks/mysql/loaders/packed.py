@@ -27,7 +27,7 @@ from semel import formats
 from semel.sinks.mysql.connection import number_of, pymysql_, quote
 from semel.sinks.mysql.loaders.base import Loader, expect
 from semel.sinks.mysql.loaders.bulk import BLOB, LONG, TOO_MANY_STATEMENTS, VAR_STRING, Binary, Bulk, encode
-from semel.sinks.mysql.types import Column, Unfit
+from semel.sinks.mysql.types import Unfit
 from semel.sinks.mysql.wire import STMT_BULK_OPERATIONS, Statement
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def can_pack(connection: Any) -> bool:
     return True
 
 
-def is_packed(columns: Sequence[Column]) -> bool:
-    return any(column.name == "semel_body" for column in columns)
+def is_packed(columns: Sequence[str]) -> bool:
+    return "semel_body" in columns
 
 
 # The task ---------------------------------------------------------------------------------------------------------
