@@ -15,7 +15,7 @@ PICTURE = (SOURCE.parents[1] / "docs" / "ARCHITECTURE.md").read_text().partition
 LINES_MAX = 500
 
 #: A folder, and what it may import beside itself and what lies at the bottom. Tools over the rest may import anything.
-BOTTOM = {"errors", "failpoints", "formats", "durable", "deadline", "checksum", "late", "ids", "protocol"}
+BOTTOM = {"errors", "failpoints", "formats", "durable", "deadline", "checksum", "late", "process", "ids", "protocol"}
 ALLOWED: dict[str, set[str]] = {
     "protocol": set(),
     "decisions": set(),

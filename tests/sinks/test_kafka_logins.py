@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ from semel.errors import BatchFailed, ConfigError, SemelError, SinkUnavailable, 
 from semel.ids import Branch
 from semel.kafka import tokens as kafka_tokens
 from semel.kafka.login import can_log_in
+from semel.kafka.stand_in import StandIn
 from semel.kafka.tokens import Unsecured
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
@@ -345,3 +348,15 @@ def test_the_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
     sink = Kafka("127.0.0.1:1", "orders", options=KERBEROS)
     for call in (lambda: sink.check(RECORD), lambda: sink.participant(context())):
         assert "pip install 'semel[kafka-kerberos]'" in refusal(call)
+
+
+def test_a_client_that_nobody_holds_any_more_is_closed_by_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage may be collected in the thread of its connections, which cannot wait for itself to end."""
+    closed_by: list[threading.Thread] = []
+    client = SimpleNamespace(close=lambda: closed_by.append(threading.current_thread()))
+    monkeypatch.setattr("semel.kafka.connection.connect", lambda *_: client)
+    stand_in = StandIn({"bootstrap.servers": "127.0.0.1:1"}, SinkUnavailable)
+    assert stand_in._client(1.0) is client
+    del stand_in
+    wait_until(lambda: closed_by, 10)
+    assert [thread.name for thread in closed_by] == ["semel-kafka-close"]

@@ -6,6 +6,7 @@ Python takes a second to be made, and ten to find out that there is no token. ka
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -214,7 +215,9 @@ class StandIn:
         if self._connected is None:
             check_login(self._settings)
             self._connected = connect(self._settings["bootstrap.servers"], self._settings, timeout_s)
-            weakref.finalize(self, self._connected.close)
+            # Garbage may be collected in the client's own thread, which cannot wait for itself to end.
+            closing = threading.Thread(target=self._connected.close, name="semel-kafka-close", daemon=True)
+            weakref.finalize(self, closing.start).atexit = False
         return self._connected
 
     def _told(self, code: int, words: str) -> KafkaException:
