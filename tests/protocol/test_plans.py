@@ -21,6 +21,7 @@ from semel.protocol.plans import (
     first_batch,
     gone_on_from,
     is_read_at_start,
+    newest_state,
     next_batch_of,
     resolve_plan,
     undecided_gap,
@@ -174,6 +175,12 @@ def test_a_batch_that_is_neither_done_nor_decided_before_the_newest_decision_is_
 def test_a_gap_is_found_exactly_when_something_between_is_in_neither(next_batch: int, decided: set[int]) -> None:
     between = set(range(next_batch, max(decided, default=-1)))
     assert undecided_gap(next_batch, decided) == min(between - decided, default=None)
+
+
+def test_state_rests_on_a_decision_up_to_the_version_that_the_newest_decided_batch_made() -> None:
+    assert newest_state(0, is_decided=False) == 0
+    assert newest_state(7, is_decided=False) == 7
+    assert newest_state(7, is_decided=True) == 8
 
 
 # In a journal ---------------------------------------------------------------------------------------------------------

@@ -134,6 +134,14 @@ def first_batch(next_batch: int, decided: Collection[int]) -> int:
     return max([next_batch, *decided])
 
 
+def newest_state(first: int, *, is_decided: bool) -> int:
+    """The newest version of the state that a decision rests on. `first` is the first batch that Spark hands us.
+
+    Batch N makes version N+1 out of version N. While it is not decided it will run again, and make that version again.
+    """
+    return first + 1 if is_decided else first
+
+
 def is_read_at_start(batch: int, next_batch: int, *, is_planned: bool) -> bool:
     """Whether Spark reads the offsets of a batch when it starts: those of the newest planned one and the one before.
 

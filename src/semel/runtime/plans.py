@@ -12,9 +12,8 @@ from semel.decisions.files import FileStore
 from semel.durable import drop_stray_checksums
 from semel.errors import CheckpointUnusable
 from semel.protocol.plans import Plan, PlannedFile, digest_of, next_batch_of
-from semel.runtime.durability import OWN_FOLDER
 from semel.runtime.offsets import COMPACTED, commits_of, logs_planned, number_of_list, offsets_in, offsets_of
-from semel.runtime.torn import drop_torn
+from semel.runtime.torn import drop_torn, drop_undecided_state
 
 #: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka
 #: partitions are 20 KB, a list of ten thousand input files is 1.5 MB; every tenth list has all files ever read.
@@ -31,8 +30,18 @@ _LOG = logging.getLogger("semel")
 class Plans(Protocol):
     """The checkpoint as the coordinator sees it."""
 
-    def clean(self, is_decided: IsDecided) -> None:
-        """Remove what a power cut left that would keep Spark from planning. Older drivers are fenced by then."""
+    def clean(self, is_decided: IsDecided, under_way: int | None = None) -> None:
+        """Remove what a power cut left that would keep Spark from planning. Older drivers are fenced by then.
+
+        `under_way` is a batch that Spark runs already.
+        """
+        ...
+
+    def drop_state(self, newest: int, *, may_be_in_use: bool) -> None:
+        """Remove the state that no decision rests on, which is that behind version `newest`.
+
+        `may_be_in_use` says that Spark runs the batch that makes the next version already.
+        """
         ...
 
     def next_batch(self) -> int:
@@ -71,16 +80,21 @@ class SparkPlans:
         self.checkpoint = checkpoint
         self.make_durable = make_durable
 
-    def clean(self, is_decided: IsDecided) -> None:
+    def clean(self, is_decided: IsDecided, under_way: int | None = None) -> None:
         if not isinstance(self.checkpoint, FileStore):
             return
         root = self.checkpoint.root
-        recorded = [path.stat().st_mtime for path in (root / OWN_FOLDER / "decisions").glob("*.json")]
-        dropped = drop_torn(root, is_decided, max(recorded, default=0.0))
+        dropped = drop_torn(root, is_decided, under_way)
         if dropped:
             _LOG.warning("Files that a power cut left half written, and nothing rests on, were dropped: %s.", dropped)
-        for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("*")):
+        for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("[0-9]*")):
             drop_stray_checksums(folder)
+
+    def drop_state(self, newest: int, *, may_be_in_use: bool) -> None:
+        if isinstance(self.checkpoint, FileStore):
+            count = drop_undecided_state(self.checkpoint.root, newest, may_be_in_use=may_be_in_use)
+            if count:
+                _LOG.info("State of batch %s, which was not decided, was dropped: %s files.", newest, count)
 
     def next_batch(self) -> int:
         return next_batch_of(self._newest("commits"), self._newest("offsets"))
