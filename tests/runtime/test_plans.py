@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from semel.decisions.files import FileStore
+from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
+from semel.durable import checksum_of
 from semel.errors import CheckpointUnusable
+from semel.ids import Attempt, Incarnation, PipelineId
+from semel.protocol.events import Decided
 from semel.protocol.plans import PlannedFile, digest_of
 from semel.runtime import plans as plans_module
 from semel.runtime.offsets import is_of_kafka, is_same_offset, logs_planned
 from semel.runtime.plans import SparkPlans
+from semel.runtime.restore import restore_plans
 
 
 def offsets(*sources: str) -> bytes:
@@ -165,3 +173,38 @@ def test_the_next_batch_is_the_newest_that_is_planned_or_the_one_behind_the_newe
     found = checkpoint({"commits/9": b"", "commits/10": b"", "commits/.11.tmp": b"", "offsets/11": b""})
     assert found.next_batch() == 11
     assert (found.has_planned(11), found.has_planned(12)) == (True, False)
+
+
+def with_checksum(root: Path, path: str, content: bytes, of: bytes) -> Path:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_bytes(content)
+    checksum = checksum_of(root / path)
+    checksum.write_bytes(b"crc\0" + (512).to_bytes(4, "big") + zlib.crc32(of).to_bytes(4, "big"))
+    return checksum
+
+
+def test_a_checksum_of_another_content_goes_where_the_file_is_as_decided(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = offsets(KAFKA)
+    decided = PlannedFile("offsets/1", digest_of(content), content.decode())
+    plans = SparkPlans(FileStore(tmp_path))
+    for found, of, stays in ((content, content, True), (b"another", content, True), (content, b"another", False)):
+        checksum = with_checksum(tmp_path, "offsets/1", found, of)
+        plans.drop_wrong_checksums([decided, PlannedFile("commits/0", "sha256:", "not there")])
+        assert checksum.exists() is stays
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("The file offsets/1 is as it was decided")
+    assert (tmp_path / "offsets" / "1").read_bytes() == content
+
+
+def test_a_start_lets_spark_read_a_decided_plan_beside_which_an_old_checksum_lies(tmp_path: Path) -> None:
+    """A power cut in the middle of putting it back has left both."""
+    content = offsets(KAFKA)
+    checksum = with_checksum(tmp_path, "offsets/0", content, of=content)
+    log, plans = DecisionLog(FileStore(tmp_path / "semel")), SparkPlans(FileStore(tmp_path))
+    attempt = Attempt(PipelineId("11111111-2222-3333-4444-555555555555"), 0, 0, Incarnation(1))
+    log.append(Decided(attempt, (), plan=plans.read(0)))
+    with_checksum(tmp_path, "offsets/0", content, of=b"another")
+    restore_plans(log, plans, plans.next_batch(), lambda _, __: "")
+    assert not checksum.exists()

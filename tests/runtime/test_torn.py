@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from semel.durable import checksum_of
 from semel.runtime import torn
-from semel.runtime.torn import checksum_of, drop_torn, drop_undecided_state, is_whole
+from semel.runtime.torn import drop_torn, drop_undecided_state, is_whole
 
 COMMIT = b'v1\n{"nextBatchWatermarkMs":1767225619000}'
 #: What Spark 4.0.5 wrote beside it.

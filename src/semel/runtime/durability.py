@@ -218,6 +218,10 @@ def _walk(root: Path) -> Iterator[_Listing]:
             entries = list(os.scandir(folder))
         except FileNotFoundError:
             continue  # Spark's clean-up was here
+        except PermissionError:
+            if is_ours(folder):
+                raise
+            continue  # lost+found, where the checkpoint is the root of a volume: Spark keeps nothing there
         for entry in entries:
             if entry.is_dir():
                 folders[entry.name] = entry.inode()
@@ -225,6 +229,10 @@ def _walk(root: Path) -> Iterator[_Listing]:
                 files[entry.name] = entry.inode()
         yield _Listing(folder, files, {**files, **folders}, folder.startswith(state))
         waiting += [(f"{folder}/{name}", depth + 1) for name in folders if depth or name != OWN_FOLDER]
+
+
+def is_ours(folder: str) -> bool:
+    return os.stat(folder).st_uid == os.geteuid()
 
 
 def sync_each(paths: Sequence[str], sync: Callable[[Path], None]) -> None:

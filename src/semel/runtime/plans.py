@@ -9,11 +9,11 @@ from typing import Protocol
 
 from semel.decisions.base import RecordStore
 from semel.decisions.files import FileStore
-from semel.durable import drop_stray_checksums
+from semel.durable import drop_checksum, drop_stray_checksums
 from semel.errors import CheckpointUnusable
 from semel.protocol.plans import Plan, PlannedFile, digest_of, next_batch_of
 from semel.runtime.offsets import COMPACTED, commits_of, logs_planned, number_of_list, offsets_in, offsets_of
-from semel.runtime.torn import drop_torn, drop_undecided_state
+from semel.runtime.torn import agrees_with_checksum, drop_torn, drop_undecided_state
 
 #: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka
 #: partitions are 20 KB, a list of ten thousand input files is 1.5 MB; every tenth list has all files ever read.
@@ -66,6 +66,10 @@ class Plans(Protocol):
 
     def put_back(self, file: PlannedFile) -> None:
         """Write a file of a decided plan as it was."""
+        ...
+
+    def drop_wrong_checksums(self, files: Iterable[PlannedFile]) -> None:
+        """Of those that say what was decided, remove what would keep Spark from reading them all the same."""
         ...
 
     def make_durable(self, batch: int) -> None:
@@ -149,6 +153,15 @@ class SparkPlans:
         if file.content is None:
             raise ValueError(f"{file.path} was not carried and cannot be put back")
         self.checkpoint.replace(file.path, file.content.encode())
+
+    def drop_wrong_checksums(self, files: Iterable[PlannedFile]) -> None:
+        if not isinstance(self.checkpoint, FileStore):
+            return
+        for file in files:
+            path, content = self.checkpoint.root / file.path, self.checkpoint.read(file.path)
+            if content is not None and digest_of(content) == file.digest and not agrees_with_checksum(path, content):
+                _LOG.warning("The file %s is as it was decided, and its checksum is another one's: dropped.", file.path)
+                drop_checksum(path)
 
 
 class _Carrier:

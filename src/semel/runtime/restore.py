@@ -70,7 +70,7 @@ def restore_plans(
     decided = decided_batches(log, next_batch)
     for batch, journal in decided.items():
         told += settle_plan(plans, batch, journal, next_batch, strange_marks, is_under_way=under_way is not None) or ()
-        _keep(plans, batch)
+        _keep(plans, batch, decided_plan(journal))
     if under_way is not None and (told or max(decided, default=under_way) > under_way):
         raise restored(under_way, told)
 
@@ -116,9 +116,11 @@ def _offsets_of(plan: Plan, batch: int, plans: Plans) -> bytes:
     return decided.encode() if decided is not None else plans.text(offsets_of(batch)) or b""
 
 
-def _keep(plans: Plans, batch: int) -> None:
+def _keep(plans: Plans, batch: int, plan: Plan | None) -> None:
     """A file that says what was decided may have been written a moment ago, by a Spark that has planned anew."""
     try:
+        if plan is not None:
+            plans.drop_wrong_checksums((*plan.files, *plan.before))
         if plans.has_planned(batch):
             plans.make_durable(batch)
     except OSError as error:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from semel.durable import sync_folder
+from semel.durable import checksum_of, sync_folder
 from semel.runtime.durability import OWN_FOLDER, STATE_FOLDER, sync_each
 from semel.runtime.offsets import COMPACTED, NO_OFFSET, is_of_kafka, logs_planned, number_of_list, offsets_in
 
@@ -261,18 +261,17 @@ def _stores(state: Path) -> Iterator[Path]:
 # Hadoop's checksums ---------------------------------------------------------------------------------------------------
 
 
-def checksum_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.crc")
-
-
 def is_whole(path: Path) -> bool:
-    """Not empty, and as the checksums say that Hadoop's local file system writes beside each file (ChecksumFileSystem).
+    """Not empty, and as its checksum says."""
+    content = path.read_bytes()
+    return bool(content.strip(b"\0")) and agrees_with_checksum(path, content)
+
+
+def agrees_with_checksum(path: Path, content: bytes) -> bool:
+    """Whether Hadoop's local file system would read this content (ChecksumFileSystem).
 
     A checksum file that is missing or torn itself says nothing: Hadoop ignores it, too.
     """
-    content = path.read_bytes()
-    if not content.strip(b"\0"):
-        return False
     try:
         sums = checksum_of(path).read_bytes()
     except FileNotFoundError:
