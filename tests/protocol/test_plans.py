@@ -21,6 +21,8 @@ from semel.protocol.plans import (
     first_batch,
     gone_on_from,
     is_read_at_start,
+    is_strange,
+    must_start_again,
     newest_state,
     next_batch_of,
     resolve_plan,
@@ -175,6 +177,24 @@ def test_a_batch_that_is_neither_done_nor_decided_before_the_newest_decision_is_
 def test_a_gap_is_found_exactly_when_something_between_is_in_neither(next_batch: int, decided: set[int]) -> None:
     between = set(range(next_batch, max(decided, default=-1)))
     assert undecided_gap(next_batch, decided) == min(between - decided, default=None)
+
+
+@pytest.mark.parametrize(("marker", "strange"), [((1, 4), False), ((2, 5), False), ((2, 4), True), ((1, 5), True)])
+def test_a_marker_is_strange_when_no_record_of_the_batch_names_its_attempt(
+    marker: tuple[int, int], strange: bool
+) -> None:
+    """A batch that was mended was decided by two."""
+    assert is_strange(marker, {(1, 4), (2, 5)}) is strange
+
+
+@pytest.mark.parametrize(
+    ("newest_decided", "was_amiss", "again"),
+    [(-1, False, False), (6, False, False), (7, False, False), (7, True, True), (6, True, True), (8, False, True)],
+)
+def test_a_query_that_runs_must_start_again_when_it_has_read_what_was_not_decided(
+    newest_decided: int, was_amiss: bool, again: bool
+) -> None:
+    assert must_start_again(7, newest_decided, was_amiss=was_amiss) is again
 
 
 def test_state_rests_on_a_decision_up_to_the_version_that_the_newest_decided_batch_made() -> None:

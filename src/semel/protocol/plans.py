@@ -104,6 +104,22 @@ def compare(plan: Plan, found: Mapping[str, str | None]) -> tuple[list[str], lis
     return missing, different
 
 
+def is_strange(marker: tuple[int, int], decided: Collection[tuple[int, int]]) -> bool:
+    """Whether a marker of a batch proves that somebody decided it for other rows: its journal names no such attempt.
+
+    Each attempt is given as its number and its incarnation. Of stores that do not keep them, nothing follows.
+    """
+    return marker not in decided
+
+
+def must_start_again(under_way: int, newest_decided: int, *, was_amiss: bool) -> bool:
+    """Whether Spark has read a checkpoint that did not say what was decided. It runs the batch `under_way` already.
+
+    `was_amiss` says that something had to be put back. A newer decision says that another start has put it back.
+    """
+    return was_amiss or newest_decided > under_way
+
+
 # Which batch comes next ----------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from semel.protocol.plans import (
     first_batch,
     gone_on_from,
     is_read_at_start,
+    must_start_again,
     resolve_plan,
     undecided_gap,
     what_is_read,
@@ -71,7 +72,7 @@ def restore_plans(
     for batch, journal in decided.items():
         told += settle_plan(plans, batch, journal, next_batch, strange_marks, is_under_way=under_way is not None) or ()
         _keep(plans, batch, decided_plan(journal))
-    if under_way is not None and (told or max(decided, default=under_way) > under_way):
+    if under_way is not None and must_start_again(under_way, max(decided, default=-1), was_amiss=bool(told)):
         raise restored(under_way, told)
 
 

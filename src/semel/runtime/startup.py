@@ -13,7 +13,7 @@ from semel.failpoints import failpoint
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Aborted, Journal
 from semel.protocol.order import order_to_prepare
-from semel.protocol.plans import newest_state
+from semel.protocol.plans import is_strange, newest_state
 from semel.protocol.recovery import Fate, closes_behind, closes_slots, effective_committables, resolve_leftover
 from semel.protocol.refusals import (
     AGAIN,
@@ -283,7 +283,7 @@ def strange_marks(sinks: Sequence[Sink], pipeline: PipelineId, batch: int, journ
     decided = {(c.attempt.attempt, c.attempt.incarnation) for c in effective_committables(journal) or ()}
     for sink in sinks:
         for mark in sink.evidence(pipeline, range(batch, batch + 1)).marks:
-            said = UNSAID not in (mark.attempt, mark.incarnation)
-            if mark.batch == batch and said and (mark.attempt, mark.incarnation) not in decided:
+            by = (mark.attempt, mark.incarnation)
+            if mark.batch == batch and UNSAID not in by and is_strange(by, decided):
                 return f"sink {sink.name} shows attempt {mark.attempt} of incarnation {mark.incarnation}"
     return ""
