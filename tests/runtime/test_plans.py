@@ -111,6 +111,36 @@ def test_the_plan_of_the_first_batch_is_its_offsets_and_where_the_source_began()
     assert plan.before == ()
 
 
+ICEBERG = '{"version":1,"snapshot_id":5,"position":0,"scan_all_files":false}'
+
+
+def test_a_source_may_keep_where_it_began_in_folders_of_its_own() -> None:
+    """Iceberg's does, and without it the first batch may begin elsewhere."""
+    kept = {"sources/0/offsets/0": b'{"snapshot_id":4}', "sources/0/deep/er/0": b"x", "sources/0/1": b"y"}
+    plan = checkpoint({"offsets/0": offsets(ICEBERG), **kept}).read(0)
+    assert {file.path: file.content for file in plan.files} == {
+        **{path: content.decode() for path, content in kept.items()},
+        "offsets/0": offsets(ICEBERG).decode(),
+    }
+
+
+def test_a_source_that_keeps_a_tree_without_end_is_refused() -> None:
+    path = f"sources/0/{'x/' * 20}0"
+    with pytest.raises(CheckpointUnusable, match="A source keeps folders more than 8 deep in memory: sources/0/x/x"):
+        checkpoint({"offsets/0": offsets(ICEBERG), path: b"x"}).read(0)
+
+
+@pytest.mark.parametrize("found", [None, b'{"snapshot_id":9}'])
+def test_where_such_a_source_began_is_put_back_until_its_first_batch_is_done(found: bytes | None) -> None:
+    path = "sources/0/offsets/0"
+    log, whole = DecisionLog(MemoryStore()), checkpoint({"offsets/0": offsets(ICEBERG), path: b'{"snapshot_id":4}'})
+    attempt = Attempt(PipelineId("11111111-2222-3333-4444-555555555555"), 0, 0, Incarnation(1))
+    log.append(Decided(attempt, (), plan=whole.read(0)))
+    plans = checkpoint({"offsets/0": offsets(ICEBERG)} | ({} if found is None else {path: found}))
+    restore_plans(log, plans, plans.next_batch(), lambda _, __: "")
+    assert plans.text(path) == b'{"snapshot_id":4}'
+
+
 def test_the_plan_of_a_later_batch_is_its_offsets_its_lists_of_files_and_that_the_batch_before_is_done() -> None:
     files = {f"sources/0/{n}": f"list {n}".encode() for n in range(9)}
     files |= {"sources/0/9.compact": b"lists 0 to 9", "sources/0/10": b"list 10", "commits/6": b"done"}

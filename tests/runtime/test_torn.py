@@ -153,6 +153,34 @@ def test_the_first_plan_of_kafka_goes_when_it_is_not_known_where_the_source_bega
     assert drop_torn(tmp_path, below()) == ["offsets/0"]
 
 
+def test_the_first_plan_goes_with_a_torn_file_that_its_source_keeps_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """As Iceberg's: it would not read it, or begin elsewhere. Behind the first batch nobody reads it any more."""
+    iceberg = b'v1\n{}\n{"version":1,"snapshot_id":5,"position":0}'
+    put(tmp_path / "offsets" / "0", iceberg)
+    beginning = put(tmp_path / "sources" / "0" / "offsets" / "0", b'{"version":1,"snapshot_id":4,"position":0}')
+    assert drop_torn(tmp_path, below()) == []
+    beginning.write_bytes(b"")
+    assert drop_torn(tmp_path, below(0)) == []
+    assert drop_torn(tmp_path, below()) == ["sources/0/offsets/0", "offsets/0"]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_before_anything_is_planned_a_list_behind_a_missing_one_is_of_no_use_either(
+    tmp_path: Path, planned: bool
+) -> None:
+    """The name of list 0 is lost, and Spark would stop there. That it is a source of files its entries say."""
+    put(tmp_path / "sources" / "0" / "1", ENTRY % (1, 1))
+    if planned:
+        put(tmp_path / "offsets" / "0", PLAN % 1)
+    assert drop_torn(tmp_path, below()) == ["sources/0/1", *(["offsets/0"] if planned else [])]
+
+
+def test_what_kafka_keeps_before_anything_is_planned_stays(tmp_path: Path) -> None:
+    put(tmp_path / "sources" / "0" / "0", KAFKA_START)
+    put(tmp_path / "sources" / "1" / "7", b"v1\n17")
+    assert drop_torn(tmp_path, below()) == []
+
+
 def test_a_source_that_keeps_nothing_lacks_nothing(tmp_path: Path) -> None:
     put(tmp_path / "offsets" / "0", b'v1\n{"batchWatermarkMs":0}\n17')
     assert drop_torn(tmp_path, below()) == []

@@ -19,6 +19,9 @@ from semel.runtime.torn import agrees_with_checksum, drop_torn, drop_undecided_s
 #: partitions are 20 KB, a list of ten thousand input files is 1.5 MB; every tenth list has all files ever read.
 CARRIED_BYTES_MAX = 4 * 1024 * 1024
 
+#: A source that keeps a tree deeper than this is none that we know.
+SOURCE_DEPTH_MAX = 8
+
 _IS_COMPACTED = re.compile(rf"\d+{re.escape(COMPACTED)}")
 
 MakeDurable = Callable[[int], None]
@@ -129,10 +132,22 @@ class SparkPlans:
         earlier = self.checkpoint.read(offsets_of(batch - 1)) if batch else None
         for source, names in enumerate(logs_planned(content, earlier)):
             folder = f"sources/{source}"
-            for name in self.checkpoint.list(folder) if names is None else _with_compacted(names):
-                found = self.checkpoint.read(f"{folder}/{name}")
+            paths = self._below(folder) if names is None else (f"{folder}/{name}" for name in _with_compacted(names))
+            for path in paths:
+                found = self.checkpoint.read(path)
                 if found is not None:
-                    yield f"{folder}/{name}", found
+                    yield path, found
+
+    def _below(self, folder: str, depth: int = 0) -> Iterator[str]:
+        """All files of a source: some keep where they began in folders of their own (Iceberg in `offsets/0`)."""
+        if depth > SOURCE_DEPTH_MAX:
+            raise CheckpointUnusable(
+                f"A source keeps folders more than {SOURCE_DEPTH_MAX} deep in {self.checkpoint.describe()}: {folder}.",
+                remedy="What it keeps there would have to stand in the decision. Read from another kind of source.",
+            )
+        yield from (f"{folder}/{name}" for name in self.checkpoint.list(folder))
+        for name in self.checkpoint.folders(folder):
+            yield from self._below(f"{folder}/{name}", depth + 1)
 
     def text(self, path: str) -> bytes | None:
         return self.checkpoint.read(path)

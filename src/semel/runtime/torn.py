@@ -22,7 +22,15 @@ from pathlib import Path
 
 from semel.durable import checksum_of, sync_folder
 from semel.runtime.durability import OWN_FOLDER, STATE_FOLDER, sync_each
-from semel.runtime.offsets import COMPACTED, NO_OFFSET, is_of_kafka, logs_planned, number_of_list, offsets_in
+from semel.runtime.offsets import (
+    COMPACTED,
+    NO_OFFSET,
+    is_list_of_files,
+    is_of_kafka,
+    logs_planned,
+    number_of_list,
+    offsets_in,
+)
 
 #: Of each log only the newest files can be torn: those before were synced with a decision.
 NEWEST = 3
@@ -101,8 +109,12 @@ def _torn_entries(folder: Path, settled: bytes | None, planned: bytes | None) ->
         return []  # a source that keeps where it began, which was synced with the first decision
     entries = [(number, path) for number, path in sorted(_numbered(folder)) if last is None or number > last]
     torn = {number for number, path in entries if not is_whole_log(path)}
-    if last is None and number_of_list(wanted) is None:
-        return [path for number, path in entries if number in torn]
+    is_of_files = any(number_of_list(offset) is not None for offset in (rests_on, wanted)) or any(
+        is_list_of_files(path.read_bytes()) for _, path in entries
+    )
+    if not is_of_files:
+        deeper = [path for path in _files_below(folder) if not is_whole(path)]
+        return [*(path for number, path in entries if number in torn), *deeper]
     there = {number for number, _ in entries} - torn
     expected = 0 if last is None else last + 1
     while expected in there:
@@ -126,12 +138,18 @@ def _lacks_a_source(root: Path, plan: Path, before: bytes | None, lost: set[Path
         there = {path.name for _, path in _numbered(folder)} - {path.name for path in lost if path.parent == folder}
         if names is None:
             # Kafka's source writes down where it begins before anything is planned.
-            keeps_its_beginning = is_of_kafka(offsets[source]) or any(path.parent == folder for path in lost)
+            keeps_its_beginning = is_of_kafka(offsets[source]) or any(folder in path.parents for path in lost)
             if keeps_its_beginning and not there and offsets[source] != NO_OFFSET:
                 return True
         elif any(not {name, f"{name}{COMPACTED}"} & there for name in names):
             return True
     return False
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """What a source keeps in folders of its own (Iceberg's `offsets/0`). Hidden names are Hadoop's."""
+    for below in _folders(folder):
+        yield from (path for path in below.rglob("*") if path.is_file() and not path.name.startswith("."))
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:
