@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zlib
 from collections.abc import Sequence
@@ -203,6 +204,25 @@ def test_the_next_batch_is_the_newest_that_is_planned_or_the_one_behind_the_newe
     found = checkpoint({"commits/9": b"", "commits/10": b"", "commits/.11.tmp": b"", "offsets/11": b""})
     assert found.next_batch() == 11
     assert (found.has_planned(11), found.has_planned(12)) == (True, False)
+
+
+@pytest.mark.parametrize("act", ["clean", "drop_state"])
+def test_what_cannot_be_cleaned_is_told_in_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "offsets/1")
+
+    for name in ("drop_torn", "drop_undecided_state"):
+        monkeypatch.setattr(plans_module, name, fail)
+    plans = SparkPlans(FileStore(tmp_path))
+    with pytest.raises(CheckpointUnusable) as caught:
+        plans.clean(lambda _: False) if act == "clean" else plans.drop_state(1, may_be_in_use=False)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what.startswith(f"What the last run left half done in the checkpoint {tmp_path} cannot be removed: ")
+    assert "offsets/1" in what
+    assert data_now.startswith("  the data now: every batch that was decided is visible once, or will be")
+    assert remedy.startswith("  what to do: Let this user read, write and list all of the checkpoint folder")
 
 
 def with_checksum(root: Path, path: str, content: bytes, of: bytes) -> Path:

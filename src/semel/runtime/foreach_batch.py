@@ -241,8 +241,7 @@ class BatchFunction:
         report = self._run(coordinator, df, batch_id)
         if not report.staged and plan_must_run(query):
             df.write.format("noop").mode("append").save()
-            # Its tasks wrote the state anew, over what was synced.
-            coordinator.make_durable(batch_id)
+            coordinator.make_state_durable(batch_id)
         coordinator.tidy(batch_id)
         progress.ended(batch_id)
         return replace(report, lag=progress.lag(batch_id), warning=progress.warning)

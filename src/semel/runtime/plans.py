@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from semel.decisions.base import RecordStore
@@ -91,17 +93,20 @@ class SparkPlans:
         if not isinstance(self.checkpoint, FileStore):
             return
         root = self.checkpoint.root
-        dropped = drop_torn(root, is_decided, under_way)
-        if dropped:
-            _LOG.warning("Files that a power cut left half written, and nothing rests on, were dropped: %s.", dropped)
-        for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("[0-9]*")):
-            drop_stray_checksums(folder)
+        with _cleaning(root):
+            dropped = drop_torn(root, is_decided, under_way)
+            if dropped:
+                _LOG.warning("What a power cut left half written, and nothing rests on, was dropped: %s.", dropped)
+            for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("[0-9]*")):
+                drop_stray_checksums(folder)
 
     def drop_state(self, newest: int, *, may_be_in_use: bool) -> None:
-        if isinstance(self.checkpoint, FileStore):
+        if not isinstance(self.checkpoint, FileStore):
+            return
+        with _cleaning(self.checkpoint.root):
             count = drop_undecided_state(self.checkpoint.root, newest, may_be_in_use=may_be_in_use)
-            if count:
-                _LOG.info("State of batch %s, which was not decided, was dropped: %s files.", newest, count)
+        if count:
+            _LOG.info("State of batch %s, which was not decided, was dropped: %s files.", newest, count)
 
     def next_batch(self) -> int:
         return next_batch_of(self._newest("commits"), self._newest("offsets"))
@@ -177,6 +182,18 @@ class SparkPlans:
             if content is not None and digest_of(content) == file.digest and not agrees_with_checksum(path, content):
                 _LOG.warning("The file %s is as it was decided, and its checksum is another one's: dropped.", file.path)
                 drop_checksum(path)
+
+
+@contextmanager
+def _cleaning(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointUnusable(
+            f"What the last run left half done in the checkpoint {root} cannot be removed: {error}.",
+            data_now="every batch that was decided is visible once, or will be; this start wrote no rows",
+            remedy="Let this user read, write and list all of the checkpoint folder, then start again.",
+        ) from error
 
 
 class _Carrier:
