@@ -22,6 +22,7 @@ from semel.protocol.plans import (
     gone_on_from,
     is_read_at_start,
     is_strange,
+    lists_to_put_back,
     must_start_again,
     newest_state,
     next_batch_of,
@@ -112,6 +113,44 @@ def test_another_plan_that_somebody_has_gone_on_from_is_refused(under_way: bool)
 
 def test_what_was_not_carried_does_not_matter_while_it_is_there() -> None:
     assert resolve_plan(PlanFacts(LARGE, missing=["offsets/7"])) is PlanAction.RESTORE
+
+
+# Lists of files -------------------------------------------------------------------------------------------------------
+
+
+def lists_of(*names: str) -> Plan:
+    return Plan((*(planned(f"sources/0/{name}", f"files of {name}") for name in names), planned("offsets/1", "x")))
+
+
+#: Newest first: the plan of batch 3 has two lists, that of batch 1 is compacted.
+LISTS = (lists_of("11", "12"), lists_of("10"), lists_of("9.compact"), lists_of("8"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted", "left"),
+    [
+        ((), [], set()),
+        (("10",), ["10"], set()),
+        (("11", "12", "8"), ["12", "11", "8"], set()),
+        (("7", "8", "9"), ["9.compact"], set()),
+        (("7", "10"), ["10"], {"7"}),
+        (("13",), [], {"13"}),
+    ],
+)
+def test_a_missing_list_is_in_the_decision_of_its_batch_or_in_a_newer_one_that_holds_all_before_it(
+    missing: tuple[str, ...], wanted: list[str], left: set[str]
+) -> None:
+    found, unknown = lists_to_put_back([f"sources/0/{name}" for name in missing], LISTS)
+    assert [file.path for file in found] == [f"sources/0/{name}" for name in wanted]
+    assert unknown == {f"sources/0/{name}" for name in left}
+
+
+def test_a_list_that_was_too_large_and_one_of_another_source_stand_for_nothing() -> None:
+    large = Plan((planned("sources/0/9.compact", "many files", carried=False),))
+    assert lists_to_put_back(["sources/0/9"], [large]) == ([], {"sources/0/9"})
+    assert lists_to_put_back(["sources/1/8"], LISTS) == ([], {"sources/1/8"})
+    found, left = lists_to_put_back(["sources/0/9", "sources/1/8"], LISTS)
+    assert ([file.path for file in found], left) == (["sources/0/9.compact"], {"sources/1/8"})
 
 
 # Which batch comes next ----------------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+#: Every tenth list of a file source holds all before it, and its name ends so.
+COMPACTED = ".compact"
+
 
 @dataclass(frozen=True)
 class PlannedFile:
@@ -118,6 +121,35 @@ def must_start_again(under_way: int, newest_decided: int, *, was_amiss: bool) ->
     `was_amiss` says that something had to be put back. A newer decision says that another start has put it back.
     """
     return was_amiss or newest_decided > under_way
+
+
+# Lists of files that were read --------------------------------------------------------------------------------------
+
+
+def lists_to_put_back(missing: Iterable[str], plans: Iterable[Plan]) -> tuple[list[PlannedFile], set[str]]:
+    """Files of decided plans that stand for the missing lists, and those lists that no decision has.
+
+    `missing` are paths of lists, `plans` those of batches that are over, newest first: what is compacted is in the
+    newer ones, and makes the older lists unneeded.
+    """
+    found: list[PlannedFile] = []
+    left = set(missing)
+    for plan in plans:
+        for file in reversed(plan.files):
+            if file.content is not None and file.path.removesuffix(COMPACTED) in left:
+                found.append(file)
+                left -= _held_by(file.path, left)
+        if not left:
+            break
+    return found, left
+
+
+def _held_by(path: str, lists: Iterable[str]) -> set[str]:
+    """The lists that this file stands for: itself, and all before it where it is a compacted one."""
+    folder, _, name = path.removesuffix(COMPACTED).rpartition("/")
+    if not path.endswith(COMPACTED):
+        return {path}
+    return {one for one in lists if one.rpartition("/")[0] == folder and int(one.rpartition("/")[2]) <= int(name)}
 
 
 # Which batch comes next ----------------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ from contextlib import suppress
 
 #: What Spark writes in place of an offset while a source has brought nothing.
 NO_OFFSET = "-"
-#: Every tenth list of a file source holds all before it, and ends so.
-COMPACTED = ".compact"
 
 
 def offsets_of(batch: int) -> str:

@@ -13,8 +13,8 @@ from semel.decisions.base import RecordStore
 from semel.decisions.files import FileStore
 from semel.durable import drop_checksum, drop_stray_checksums
 from semel.errors import CheckpointUnusable
-from semel.protocol.plans import Plan, PlannedFile, digest_of, next_batch_of
-from semel.runtime.offsets import COMPACTED, commits_of, logs_planned, number_of_list, offsets_in, offsets_of
+from semel.protocol.plans import COMPACTED, Plan, PlannedFile, digest_of, next_batch_of
+from semel.runtime.offsets import commits_of, logs_planned, number_of_list, offsets_in, offsets_of
 from semel.runtime.torn import agrees_with_checksum, drop_torn, drop_undecided_state
 
 #: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka

@@ -20,13 +20,14 @@ from semel.protocol.plans import (
     first_batch,
     gone_on_from,
     is_read_at_start,
+    lists_to_put_back,
     must_start_again,
     resolve_plan,
     undecided_gap,
     what_is_read,
 )
 from semel.protocol.recovery import decided_plan, effective_committables
-from semel.runtime.offsets import COMPACTED, offsets_in, offsets_of
+from semel.runtime.offsets import offsets_in, offsets_of
 from semel.runtime.plans import Plans
 
 #: So many batches before the next one are compared as well: Spark reads the plans of the last two when it starts.
@@ -85,31 +86,21 @@ def _restore_lists(log: DecisionLog, plans: Plans, next_batch: int) -> list[str]
     newest = decided_plan(log.journal(next_batch - 1)) if next_batch else None
     if newest is None:
         return []
-    missing = set(plans.missing_lists(_offsets_of(newest, next_batch - 1, plans)))
-    written: list[str] = []
-    for batch in reversed([b for b in log.batches() if b < next_batch] if missing else []):
-        plan = decided_plan(log.journal(batch))
-        for file in reversed(plan.files if plan is not None else ()):
-            if file.path.removesuffix(COMPACTED) in missing and file.content is not None:
-                written += _put_back(plans, [file])
-                missing -= _held_by(file.path, missing)
+    missing = plans.missing_lists(_offsets_of(newest, next_batch - 1, plans))
+    if not missing:
+        return []
+    decided = (decided_plan(log.journal(batch)) for batch in reversed([b for b in log.batches() if b < next_batch]))
+    found, left = lists_to_put_back(missing, (plan for plan in decided if plan is not None))
+    written = [path for file in found for path in _put_back(plans, [file])]
     if written:
         _LOG.warning("Lists of files that were read were missing: %s put back.", ", ".join(written))
-    if missing:
+    if left:
         raise PlanChanged(
-            f"Of the lists of files that were read {', '.join(sorted(missing))} are missing, and no decision has them.",
+            f"Of the lists of files that were read {', '.join(sorted(left))} are missing, and no decision has them.",
             data_now="every batch that was decided is visible once, or will be; this start wrote no rows",
             remedy="Restore the folder sources from a copy of the checkpoint, then start again.",
         )
     return written
-
-
-def _held_by(path: str, missing: Iterable[str]) -> set[str]:
-    """The missing lists that this file stands for: itself, and all before it where it is a compacted one."""
-    folder, _, name = path.removesuffix(COMPACTED).rpartition("/")
-    if not path.endswith(COMPACTED):
-        return {path}
-    return {m for m in missing if m.rpartition("/")[0] == folder and int(m.rpartition("/")[2]) <= int(name)}
 
 
 def _offsets_of(plan: Plan, batch: int, plans: Plans) -> bytes:

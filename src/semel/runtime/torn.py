@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from semel.durable import checksum_of, sync_folder
+from semel.protocol.plans import COMPACTED
 from semel.runtime.durability import OWN_FOLDER, STATE_FOLDER, sync_each
 from semel.runtime.offsets import (
-    COMPACTED,
     NO_OFFSET,
     is_list_of_files,
     is_of_kafka,
