@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,22 @@ def test_the_start_of_a_kafka_source_is_dropped_only_with_the_first_plan(tmp_pat
 def test_a_torn_commit_is_dropped_even_of_a_decided_batch(root: Path) -> None:
     put(root / "commits" / "2", COMMIT, 0)
     assert drop_torn(root, below(0, 1, 2)) == ["commits/2"]
+
+
+def test_folders_of_the_system_are_not_looked_into(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sources` and `state` may be volumes of their own, with a lost+found that root alone may list."""
+    for name in ("sources", "state"):
+        (root / name / "lost+found").mkdir(parents=True)
+    real = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name == "lost+found":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert drop_torn(root, below(0, 1, 2)) == []
+    assert drop_undecided_state(root, 3, may_be_in_use=False) == 0
 
 
 def test_a_torn_checksum_alone_is_no_harm(root: Path) -> None:

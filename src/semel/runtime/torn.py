@@ -87,7 +87,8 @@ def _torn_plans(root: Path, is_decided: Callable[[int], bool]) -> Iterator[Path]
         return  # Spark refuses it, and without it nobody can say which lists are done
     before = plans[-1][1].read_bytes() if plans else None
     planned = undecided[1].read_bytes() if undecided is not None else None
-    lost = {path for folder in _folders(root / "sources") for path in _torn_entries(folder, before, planned)}
+    sources = [folder for folder in _folders(root / "sources") if folder.name.isdigit()]
+    lost = {path for folder in sources for path in _torn_entries(folder, before, planned)}
     yield from sorted(lost)
     if undecided is not None and (not is_whole_log(undecided[1]) or _lacks_a_source(root, undecided[1], before, lost)):
         yield undecided[1]
@@ -125,7 +126,7 @@ def _torn_entries(folder: Path, settled: bytes | None, planned: bytes | None) ->
 def _line(plan: bytes | None, folder: Path) -> str:
     """What a plan says of the source that logs in this folder."""
     lines = offsets_in(plan) if plan is not None else []
-    source = int(folder.name) if folder.name.isdigit() else len(lines)
+    source = int(folder.name)
     return lines[source] if source < len(lines) else NO_OFFSET
 
 
@@ -268,9 +269,8 @@ def _is_whole_snapshot(path: Path, since_s: float) -> bool:
 def _stores(state: Path) -> Iterator[Path]:
     """`state/<operator>/<partition>`, and below it one for each named store."""
     for operator in _folders(state):
-        if not operator.name.isdigit():
-            continue  # what is the root of a volume may hold folders of the system's
-        for partition in _folders(operator):
+        # What is the root of a volume holds a folder of the system's, which we may not list: lost+found.
+        for partition in _folders(operator) if operator.name.isdigit() else ():
             if partition.name.isdigit():
                 yield partition
                 yield from _folders(partition)
