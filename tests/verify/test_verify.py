@@ -127,11 +127,12 @@ def test_power_cuts_cost_no_row(tmp_path: Path, command: Command) -> None:
     options = ("--seed", 5, "--rows", 2_000, "--rows-per-batch", 100, "--output", tmp_path, "--json")
     code, out, err = command("--sinks", "sqlite,files", "--kills", 4, "--faults", "power", *options)
     found = json.loads(out)
-    assert (code, found["verdict"]) == (0, True), (found, err)
+    assert (code, found["verdict"]) == (0, True), (found["reasons"], found["evidence"], err)
     assert [found[kind] for kind in ("lost", "duplicated", "torn", "split", "early", "reordered", "orphans")] == [0] * 7
     assert found["rows"] >= 2_000
     assert found["faults"] == {"power": found["kills"]}
     assert found["kills"] >= 4
+    assert re.search(r"Something was lost by \d of \d power cuts", " ".join(found["proven"]))
 
 
 def test_at_least_once_is_found_out(tmp_path: Path, command: Command) -> None:
