@@ -136,6 +136,28 @@ def test_a_name_that_is_taken_already_costs_no_temporary_file(tmp_path: Path, sy
     assert synced == []
 
 
+@pytest.mark.parametrize("had_checksum", [True, False])
+def test_the_checksum_of_the_old_content_is_gone_from_the_disk_before_the_new_content_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str], had_checksum: bool
+) -> None:
+    """A power cut in between leaves the old content without a checksum, which Hadoop reads."""
+    (tmp_path / "5").write_bytes(b"before")
+    if had_checksum:
+        (tmp_path / ".5.crc").write_bytes(b"of before")
+
+    def rename(source: Path, target: Path) -> None:
+        assert not (tmp_path / ".5.crc").exists()
+        assert (str(tmp_path) in synced[made:]) is had_checksum
+        real_replace(source, target)
+
+    make_folders(tmp_path)
+    made = len(synced)
+    monkeypatch.setattr(os, "replace", rename)
+    replace_file(tmp_path / "5", b"ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["5"]
+    assert synced[-1] == str(tmp_path)
+
+
 # Folders --------------------------------------------------------------------------------------------------------------
 
 

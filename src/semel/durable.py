@@ -37,11 +37,12 @@ def create_file(target: Path, content: bytes, *, written: Callable[[], None] = l
 def replace_file(target: Path, content: bytes) -> None:
     """Write a file whole and durable, in place of whatever is there.
 
-    Hadoop keeps a checksum of each local file beside it, under a name of its own. It would be that of the old content.
+    Hadoop keeps a checksum of each local file beside it, under a name of its own. It would be that of the old content,
+    and a power cut may take back its removal alone. So it is gone from the disk before the new content is there.
     """
     make_folders(target.parent)
     with _synced(target, content) as temporary:
-        target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
+        drop_checksum(target)
         try:
             os.replace(temporary, target)
         except FileNotFoundError:
@@ -63,6 +64,18 @@ def _synced(target: Path, content: bytes) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def checksum_of(path: Path) -> Path:
+    """Where Hadoop's local file system keeps the checksum of a file (ChecksumFileSystem)."""
+    return path.with_name(f".{path.name}.crc")
+
+
+def drop_checksum(path: Path) -> None:
+    """Remove it durably, if there is one. Hadoop reads a file that has none without asking."""
+    with suppress(FileNotFoundError):
+        checksum_of(path).unlink()
+        sync_folder(path.parent)
 
 
 def drop_stray_checksums(folder: Path) -> None:

@@ -41,6 +41,7 @@ from semel.run.runner import (
     unless_stopped,
 )
 from semel.run.session import SparkSettings, session_conf
+from semel.runtime.durability import NOT_PROMISED
 from semel.runtime.pipeline import Pipeline, StreamWriter
 from tests.quick_spark import quick_run
 
@@ -115,6 +116,20 @@ def test_every_pipeline_of_a_file_runs_to_its_end_and_tells_it_in_json(folder: P
         assert [(e["batch"], e["how"], e["rows"]) for e in batches] == [(n, "committed", 1) for n in range(3)]
         assert all(e["ms"] > 0 and e["attempt"] == 0 and e["at"] for e in batches)
         assert ids(folder, name) == [0, 1, 2]
+
+
+def test_who_turns_the_protection_from_power_cuts_off_is_told_what_is_not_promised(folder: Path) -> None:
+    """On stderr, where people look, and in the events, which programs read."""
+    file = folder / "pipelines.py"
+    file.write_text(file.read_text().replace(".option(", '.option("semel.powerLossSafe", "false").option('))
+    child = start(folder, "pipelines.py:first")
+    output, errors = child.communicate(timeout=180)
+    assert (child.returncode, errors.splitlines()) == (0, [NOT_PROMISED])
+    assert [(e["event"], e.get("warning", "")) for e in events(output)] == [
+        ("started", NOT_PROMISED),
+        *[("batch", "")] * 3,
+        ("stopped", ""),
+    ]
 
 
 def test_sigterm_to_the_whole_group_stops_clean_and_the_next_run_goes_on(folder: Path) -> None:

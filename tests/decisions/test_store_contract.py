@@ -76,6 +76,17 @@ def test_a_folder_lists_its_files_sorted_and_only_its_own(store: RecordStore) ->
     assert store.list("decisions") == ["a.json", "b.json"]
 
 
+def test_a_folder_knows_the_folders_in_it(store: RecordStore) -> None:
+    assert store.folders("sources") == []
+    for path in ("sources/1/offsets/0", "sources/0/0", "sources/1/offsets/deeper/0", "sources/x"):
+        assert store.create(path, b"x")
+    assert (store.folders("sources"), store.folders("sources/1"), store.folders("sources/0")) == (
+        ["0", "1"],
+        ["offsets"],
+        [],
+    )
+
+
 def test_a_deleted_record_is_gone_and_can_be_created_again(store: RecordStore) -> None:
     store.create(PATH, b"old")
     store.delete(PATH)

@@ -90,6 +90,29 @@ def test_another_plan_that_nobody_has_used_is_overwritten_with_what_was_decided(
     assert "its plan said something else than was decided: sources/0/1 put back" in life.stderr
 
 
+def test_a_snapshot_of_a_plan_that_was_lost_does_not_hide_the_rows_of_the_next_one(
+    make_game: Callable[..., Game],
+) -> None:
+    """The power failed in batch 1, which was not decided; its plan is gone, and what maintenance wrote of it is not.
+
+    Spark plans the batch over one more file, and writes only the delta of its state anew.
+    """
+    game = make_game(sink="sqlite", shape="stateful", batches=5)
+    assert game.live("batch.staged@2").killed
+    for store in sorted((game.checkpoint / "state" / "0").glob("[0-9]*")):
+        # Each batch has all keys, so that its delta is all of the state, and the same as a snapshot.
+        shutil.copy(store / "2.delta", store / "2.snapshot")
+        shutil.copy(store / ".2.delta.crc", store / ".2.snapshot.crc")
+    forget(game.checkpoint, "offsets/1", checksums=True)
+    # The batch is decided over both files, and the state of its second try is loaded by the next life.
+    assert game.live("batch.committed@1").killed
+    assert '{"logOffset":2}' in (game.checkpoint / "offsets" / "1").read_text()
+    assert not list((game.checkpoint / "state" / "0").glob("*/2.snapshot"))
+    assert game.live().returncode == 0
+    visible = game.visible()
+    assert game.expected[0] + game.expected[2] + game.expected[3] + game.expected[4] == visible
+
+
 @pytest.mark.parametrize("lost", [("3",), ("2", "3")])
 def test_lists_of_files_of_batches_that_are_over_are_put_back(
     make_game: Callable[..., Game], lost: tuple[str, ...]

@@ -16,7 +16,7 @@ from semel.model.world import (
     read_journal,
     unpack,
 )
-from semel.protocol import recovery, states
+from semel.protocol import plans, recovery, refusals, states
 from semel.protocol import step as step_module
 from semel.protocol.events import CommitAnswered, Outcome
 from semel.runtime import mend
@@ -32,6 +32,10 @@ def test_every_rule_is_the_production_function() -> None:
     assert rules.resolve_batch is recovery.resolve_batch
     assert rules.resolve_leftover is recovery.resolve_leftover
     assert rules.effective_committables is recovery.effective_committables
+    assert rules.resolve_plan is plans.resolve_plan
+    assert rules.must_start_again is plans.must_start_again
+    assert rules.decided_plan is recovery.decided_plan
+    assert rules.refuse_rolled_back is refusals.refuse_rolled_back
     assert rules.choose_parts is mend.choose_parts
     assert rules.replace_gone is mend.replace_gone
     assert rules.actions is states.ACTIONS

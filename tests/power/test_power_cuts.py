@@ -7,13 +7,23 @@ was dropped shows nothing, so it does not count.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from semel.audit.compare import compare
+from semel.audit.gather import gather
+from semel.audit.results import Audit
+from semel.decisions.files import FileStore
+from semel.decisions.log import DecisionLog
+from semel.durable import checksum_of, sync_file, sync_folder
 from semel.failpoints import FAILPOINTS
+from semel.runtime.checkpoint import LOG_FOLDER, Checkpoint
+from semel.runtime.plans import SparkPlans
 from semel.verify.power.disk import PowerDisk
 from semel.verify.power.forgetful import MODES, Mode
+from tests.e2e.child import sinks
 from tests.e2e.test_kill_at_every_failpoint import NTH, POINTS
 from tests.power.power_game import CHANGELOG, HDFS_BACKED, ROCKSDB, PowerGame, power_game
 
@@ -49,6 +59,16 @@ def games(disk: PowerDisk) -> Iterator[list[PowerGame]]:
         game.end()
 
 
+def audited(game: PowerGame) -> Audit:
+    """What `semel audit` says. The checkpoint is a local one, and no Spark is needed to read it."""
+    store = FileStore(game.checkpoint)
+    checkpoint = Checkpoint.__new__(Checkpoint)
+    checkpoint.location, checkpoint.store = str(game.checkpoint), store
+    checkpoint.log, checkpoint.plans = DecisionLog(FileStore(game.checkpoint / LOG_FOLDER)), SparkPlans(store)
+    targets = sinks(game.setup)
+    return compare(gather("killed", "exactly-once", checkpoint, [sink.among(targets) for sink in targets]))
+
+
 def play(game: PowerGame, cuts: Sequence[Cut], seed: int) -> int:
     """How many of the cuts count."""
     for n, (point, mode) in enumerate(cuts):
@@ -56,6 +76,7 @@ def play(game: PowerGame, cuts: Sequence[Cut], seed: int) -> int:
         died = "failed before it was decided" in life.error if point.startswith("task.") else life.killed
         assert died, f"{point}, {mode}, seed {seed + n}: {life}"
     game.play_on()
+    assert (found := audited(game)).verdict is True, found
     return sum(loss.total > 0 for loss in game.losses)
 
 
@@ -79,6 +100,28 @@ def test_power_cuts_of_the_drop_in_leave_a_query_that_can_be_started_again(
     games.append(game)
     assert play(game, [(point, "all") for point in points], seed=1) == len(points)
     assert not any(path.endswith("/metadata") for loss in game.losses for path in loss.gone)
+
+
+@pytest.mark.parametrize("mode", ["some", "torn"])
+def test_a_power_cut_behind_a_plan_that_was_put_back(disk: PowerDisk, games: list[PowerGame], mode: Mode) -> None:
+    """Somebody planned the decided batch anew, and a checksum of that plan lies beside it."""
+    game = power_game(disk, 6, shape="stateful", conf=HDFS_BACKED)
+    games.append(game)
+    assert game.lose_power("batch.decided@2", "all", seed=1).killed
+    plan = game.checkpoint / "offsets" / "1"
+    decided = plan.read_bytes()
+    other = decided.replace(b'{"logOffset":1}', b'{"logOffset":5}')
+    assert other != decided
+    plan.write_bytes(other)
+    checksum = b"crc\0" + (512).to_bytes(4, "big") + zlib.crc32(other).to_bytes(4, "big")
+    checksum_of(plan).write_bytes(checksum)
+    for path in (plan, checksum_of(plan)):
+        sync_file(path)
+    sync_folder(plan.parent)
+    assert game.lose_power("startup.restored@1", mode, seed=2).killed
+    assert (plan.read_bytes(), checksum_of(plan).exists()) == (decided, False)
+    game.play_on()
+    assert audited(game).verdict is True
 
 
 @pytest.mark.long

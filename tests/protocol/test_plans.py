@@ -21,6 +21,10 @@ from semel.protocol.plans import (
     first_batch,
     gone_on_from,
     is_read_at_start,
+    is_strange,
+    lists_to_put_back,
+    must_start_again,
+    newest_state,
     next_batch_of,
     resolve_plan,
     undecided_gap,
@@ -111,6 +115,44 @@ def test_what_was_not_carried_does_not_matter_while_it_is_there() -> None:
     assert resolve_plan(PlanFacts(LARGE, missing=["offsets/7"])) is PlanAction.RESTORE
 
 
+# Lists of files -------------------------------------------------------------------------------------------------------
+
+
+def lists_of(*names: str) -> Plan:
+    return Plan((*(planned(f"sources/0/{name}", f"files of {name}") for name in names), planned("offsets/1", "x")))
+
+
+#: Newest first: the plan of batch 3 has two lists, that of batch 1 is compacted.
+LISTS = (lists_of("11", "12"), lists_of("10"), lists_of("9.compact"), lists_of("8"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted", "left"),
+    [
+        ((), [], set()),
+        (("10",), ["10"], set()),
+        (("11", "12", "8"), ["12", "11", "8"], set()),
+        (("7", "8", "9"), ["9.compact"], set()),
+        (("7", "10"), ["10"], {"7"}),
+        (("13",), [], {"13"}),
+    ],
+)
+def test_a_missing_list_is_in_the_decision_of_its_batch_or_in_a_newer_one_that_holds_all_before_it(
+    missing: tuple[str, ...], wanted: list[str], left: set[str]
+) -> None:
+    found, unknown = lists_to_put_back([f"sources/0/{name}" for name in missing], LISTS)
+    assert [file.path for file in found] == [f"sources/0/{name}" for name in wanted]
+    assert unknown == {f"sources/0/{name}" for name in left}
+
+
+def test_a_list_that_was_too_large_and_one_of_another_source_stand_for_nothing() -> None:
+    large = Plan((planned("sources/0/9.compact", "many files", carried=False),))
+    assert lists_to_put_back(["sources/0/9"], [large]) == ([], {"sources/0/9"})
+    assert lists_to_put_back(["sources/1/8"], LISTS) == ([], {"sources/1/8"})
+    found, left = lists_to_put_back(["sources/0/9", "sources/1/8"], LISTS)
+    assert ([file.path for file in found], left) == (["sources/0/9.compact"], {"sources/1/8"})
+
+
 # Which batch comes next ----------------------------------------------------------------------------------------------
 
 
@@ -174,6 +216,30 @@ def test_a_batch_that_is_neither_done_nor_decided_before_the_newest_decision_is_
 def test_a_gap_is_found_exactly_when_something_between_is_in_neither(next_batch: int, decided: set[int]) -> None:
     between = set(range(next_batch, max(decided, default=-1)))
     assert undecided_gap(next_batch, decided) == min(between - decided, default=None)
+
+
+@pytest.mark.parametrize(("marker", "strange"), [((1, 4), False), ((2, 5), False), ((2, 4), True), ((1, 5), True)])
+def test_a_marker_is_strange_when_no_record_of_the_batch_names_its_attempt(
+    marker: tuple[int, int], strange: bool
+) -> None:
+    """A batch that was mended was decided by two."""
+    assert is_strange(marker, {(1, 4), (2, 5)}) is strange
+
+
+@pytest.mark.parametrize(
+    ("newest_decided", "was_amiss", "again"),
+    [(-1, False, False), (6, False, False), (7, False, False), (7, True, True), (6, True, True), (8, False, True)],
+)
+def test_a_query_that_runs_must_start_again_when_it_has_read_what_was_not_decided(
+    newest_decided: int, was_amiss: bool, again: bool
+) -> None:
+    assert must_start_again(7, newest_decided, was_amiss=was_amiss) is again
+
+
+def test_state_rests_on_a_decision_up_to_the_version_that_the_newest_decided_batch_made() -> None:
+    assert newest_state(0, is_decided=False) == 0
+    assert newest_state(7, is_decided=False) == 7
+    assert newest_state(7, is_decided=True) == 8
 
 
 # In a journal ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,15 @@ import pytest
 from semel.decisions.base import StoreUnanswered
 from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
-from semel.errors import BatchFailed, CommitStalled, DecisionUnknown, Fenced, InDoubt, SinkUnavailable
+from semel.errors import (
+    BatchFailed,
+    CheckpointUnusable,
+    CommitStalled,
+    DecisionUnknown,
+    Fenced,
+    InDoubt,
+    SinkUnavailable,
+)
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Aborted, Committable, Decided, Outcome
 from semel.runtime.batch import TIDY_AGAIN_S, TIDY_EVERY_BATCHES, TIDY_SHARE, Coordinator, Limits, Only, Stage
@@ -140,6 +148,22 @@ def test_what_spark_wrote_is_durable_before_each_decision() -> None:
     c.exactly_once(4, stage)
     assert seen == [(4, 0), (4, 1)]
     assert len(log.journal(4)) == 2
+
+
+def test_state_that_cannot_be_made_durable_a_second_time_is_told_in_three_lines() -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "state/0/0/5.delta cannot be made durable: Input/output error")
+
+    c = coordinator(Scripted("a"))
+    c.plans = plans()
+    c.plans.make_durable = fail
+    with pytest.raises(CheckpointUnusable) as caught:
+        c.make_state_durable(4)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what.startswith("Batch 4 is decided, and the state that its tasks wrote cannot be made durable: ")
+    assert "5.delta" in what
+    assert data_now == "  the data now: the batch is visible in every sink; Spark does not take it for done"
+    assert remedy.startswith("  what to do: Mend the disk of the checkpoint, then start again")
 
 
 def test_if_one_sink_cannot_prepare_none_commits() -> None:

@@ -270,6 +270,59 @@ def test_a_file_system_that_nobody_vouches_for_is_not_synced_whole(root: Path, m
     assert not may_sync_whole(root)
 
 
+@pytest.fixture
+def lost_and_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What mkfs.ext4 makes in the root of each volume. Root may list it, and tests may run as root."""
+    batch(root, 0)
+    (root / "lost+found").mkdir(mode=0o700)
+    real = os.scandir
+
+    def scandir(folder: str | Path) -> Any:
+        if Path(folder).name == "lost+found":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    return root / "lost+found"
+
+
+@pytest.mark.parametrize("how", durability.HOWS)
+def test_a_checkpoint_may_be_the_root_of_a_volume(
+    root: Path, syncs: Syncs, lost_and_found: Path, monkeypatch: pytest.MonkeyPatch, how: durability.How
+) -> None:
+    monkeypatch.setattr(durability, "is_ours", lambda folder: folder != str(lost_and_found))
+    with CheckpointSync(root, how) as sync:
+        sync.settle(0)
+    assert how == "syncfs" or both("offsets/0", "sources/0/0") <= syncs.taken()
+
+
+def test_a_folder_of_ours_that_cannot_be_listed_is_an_error(root: Path, syncs: Syncs, lost_and_found: Path) -> None:
+    with CheckpointSync(root, "fsync") as sync, pytest.raises(PermissionError, match=r"lost\+found"):
+        sync.settle(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a folder that is another's")
+def test_a_user_who_is_not_root_gets_by_lost_and_found(root: Path, tmp_path: Path) -> None:
+    batch(root, 0)
+    (root / "lost+found").mkdir(mode=0o700)
+    for path in (root, *root.rglob("*")):
+        if path.name != "lost+found":
+            os.chown(path, 65534, 65534)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            # The folders of pytest above are root's alone, so that the path must be a relative one.
+            os.chdir(root)
+            os.setuid(65534)
+            sync = CheckpointSync(Path("/proc/self/cwd"), "fsync")
+            sync.root = Path()
+            sync.settle(0)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_tree_without_end_is_refused(root: Path, syncs: Syncs) -> None:
     batch(root, 0)
     (root / "state").mkdir()

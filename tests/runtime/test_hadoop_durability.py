@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from semel.dev.hdfs import hdfs
 from semel.runtime import hadoop_durability
-from semel.runtime.hadoop_durability import SETTING, hadoop_durability_warning
+from semel.runtime.hadoop_durability import NODES_ASKED_MAX, SETTING, hadoop_durability_warning
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,20 @@ def test_a_data_node_that_does_not_answer_is_not_taken_for_one_that_syncs(
     monkeypatch.setattr(hadoop_durability, "_data_nodes", lambda *_: ["127.0.0.1:9"])
     said = hadoop_durability_warning(spark, f"{syncing_hdfs_uri}/checkpoint")
     assert "is not known: no answer from 127.0.0.1:9" in said
+
+
+def test_silent_data_nodes_are_waited_for_together(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in range(1, 9)]
+    together = threading.Barrier(NODES_ASKED_MAX, timeout=60)
+
+    def asked(_: str) -> str:
+        together.wait()
+        return ""
+
+    monkeypatch.setattr(hadoop_durability, "_data_nodes", lambda *_: addresses)
+    monkeypatch.setattr(hadoop_durability, "_asked", asked)
+    said = hadoop_durability_warning(spark, "hdfs://somewhere/checkpoint")
+    assert f"no answer from {', '.join(addresses[:NODES_ASKED_MAX])}" in said
 
 
 def test_a_name_node_that_is_away_is_no_error_and_not_taken_for_a_yes(

@@ -358,7 +358,7 @@ def test_a_query_that_is_started_again_tells_the_same(tmp_path: Path, monkeypatc
 
     def launched(listener: Any, waiting: Any, _is_stopped: Any) -> Any:
         heard.append((listener, waiting))
-        return SimpleNamespace()
+        return SimpleNamespace(function=SimpleNamespace(not_promised="the moon"))
 
     class Orders:
         name = "orders"
@@ -375,6 +375,7 @@ def test_a_query_that_is_started_again_tells_the_same(tmp_path: Path, monkeypatc
         listener(Report(7, "committed", rows=3))
         waiting(Waiting(7, ("kafka",), (), "then", 5.0, 30.0, "no answer"))
     assert [h.event for h in told] == ["started", "batch", "waiting", "batch", "waiting"]
+    assert told[0].warning == "the moon"
 
 
 def test_the_older_one_that_loses_the_race_ends_fenced() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from semel.decisions.files import FileStore
+from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
+from semel.durable import checksum_of
 from semel.errors import CheckpointUnusable
+from semel.ids import Attempt, Incarnation, PipelineId
+from semel.protocol.events import Decided
 from semel.protocol.plans import PlannedFile, digest_of
 from semel.runtime import plans as plans_module
 from semel.runtime.offsets import is_of_kafka, is_same_offset, logs_planned
 from semel.runtime.plans import SparkPlans
+from semel.runtime.restore import restore_plans
 
 
 def offsets(*sources: str) -> bytes:
@@ -103,6 +112,36 @@ def test_the_plan_of_the_first_batch_is_its_offsets_and_where_the_source_began()
     assert plan.before == ()
 
 
+ICEBERG = '{"version":1,"snapshot_id":5,"position":0,"scan_all_files":false}'
+
+
+def test_a_source_may_keep_where_it_began_in_folders_of_its_own() -> None:
+    """Iceberg's does, and without it the first batch may begin elsewhere."""
+    kept = {"sources/0/offsets/0": b'{"snapshot_id":4}', "sources/0/deep/er/0": b"x", "sources/0/1": b"y"}
+    plan = checkpoint({"offsets/0": offsets(ICEBERG), **kept}).read(0)
+    assert {file.path: file.content for file in plan.files} == {
+        **{path: content.decode() for path, content in kept.items()},
+        "offsets/0": offsets(ICEBERG).decode(),
+    }
+
+
+def test_a_source_that_keeps_a_tree_without_end_is_refused() -> None:
+    path = f"sources/0/{'x/' * 20}0"
+    with pytest.raises(CheckpointUnusable, match="A source keeps folders more than 8 deep in memory: sources/0/x/x"):
+        checkpoint({"offsets/0": offsets(ICEBERG), path: b"x"}).read(0)
+
+
+@pytest.mark.parametrize("found", [None, b'{"snapshot_id":9}'])
+def test_where_such_a_source_began_is_put_back_until_its_first_batch_is_done(found: bytes | None) -> None:
+    path = "sources/0/offsets/0"
+    log, whole = DecisionLog(MemoryStore()), checkpoint({"offsets/0": offsets(ICEBERG), path: b'{"snapshot_id":4}'})
+    attempt = Attempt(PipelineId("11111111-2222-3333-4444-555555555555"), 0, 0, Incarnation(1))
+    log.append(Decided(attempt, (), plan=whole.read(0)))
+    plans = checkpoint({"offsets/0": offsets(ICEBERG)} | ({} if found is None else {path: found}))
+    restore_plans(log, plans, plans.next_batch(), lambda _, __: "")
+    assert plans.text(path) == b'{"snapshot_id":4}'
+
+
 def test_the_plan_of_a_later_batch_is_its_offsets_its_lists_of_files_and_that_the_batch_before_is_done() -> None:
     files = {f"sources/0/{n}": f"list {n}".encode() for n in range(9)}
     files |= {"sources/0/9.compact": b"lists 0 to 9", "sources/0/10": b"list 10", "commits/6": b"done"}
@@ -165,3 +204,57 @@ def test_the_next_batch_is_the_newest_that_is_planned_or_the_one_behind_the_newe
     found = checkpoint({"commits/9": b"", "commits/10": b"", "commits/.11.tmp": b"", "offsets/11": b""})
     assert found.next_batch() == 11
     assert (found.has_planned(11), found.has_planned(12)) == (True, False)
+
+
+@pytest.mark.parametrize("act", ["clean", "drop_state"])
+def test_what_cannot_be_cleaned_is_told_in_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "offsets/1")
+
+    for name in ("drop_torn", "drop_undecided_state"):
+        monkeypatch.setattr(plans_module, name, fail)
+    plans = SparkPlans(FileStore(tmp_path))
+    with pytest.raises(CheckpointUnusable) as caught:
+        plans.clean(lambda _: False) if act == "clean" else plans.drop_state(1, may_be_in_use=False)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what.startswith(f"What the last run left half done in the checkpoint {tmp_path} cannot be removed: ")
+    assert "offsets/1" in what
+    assert data_now.startswith("  the data now: every batch that was decided is visible once, or will be")
+    assert remedy.startswith("  what to do: Let this user read, write and list all of the checkpoint folder")
+
+
+def with_checksum(root: Path, path: str, content: bytes, of: bytes) -> Path:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_bytes(content)
+    checksum = checksum_of(root / path)
+    checksum.write_bytes(b"crc\0" + (512).to_bytes(4, "big") + zlib.crc32(of).to_bytes(4, "big"))
+    return checksum
+
+
+def test_a_checksum_of_another_content_goes_where_the_file_is_as_decided(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = offsets(KAFKA)
+    decided = PlannedFile("offsets/1", digest_of(content), content.decode())
+    plans = SparkPlans(FileStore(tmp_path))
+    for found, of, stays in ((content, content, True), (b"another", content, True), (content, b"another", False)):
+        checksum = with_checksum(tmp_path, "offsets/1", found, of)
+        plans.drop_wrong_checksums([decided, PlannedFile("commits/0", "sha256:", "not there")])
+        assert checksum.exists() is stays
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("The file offsets/1 is as it was decided")
+    assert (tmp_path / "offsets" / "1").read_bytes() == content
+
+
+def test_a_start_lets_spark_read_a_decided_plan_beside_which_an_old_checksum_lies(tmp_path: Path) -> None:
+    """A power cut in the middle of putting it back has left both."""
+    content = offsets(KAFKA)
+    checksum = with_checksum(tmp_path, "offsets/0", content, of=content)
+    log, plans = DecisionLog(FileStore(tmp_path / "semel")), SparkPlans(FileStore(tmp_path))
+    attempt = Attempt(PipelineId("11111111-2222-3333-4444-555555555555"), 0, 0, Incarnation(1))
+    log.append(Decided(attempt, (), plan=plans.read(0)))
+    with_checksum(tmp_path, "offsets/0", content, of=b"another")
+    restore_plans(log, plans, plans.next_batch(), lambda _, __: "")
+    assert not checksum.exists()

@@ -49,6 +49,15 @@ def verdict(history: History) -> tuple[Any, list[str]]:
 # Nothing wrong --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("counted", [0, 2])
+def test_power_cuts_count_by_which_something_was_lost(counted: int) -> None:
+    result = audit(replace(good(), faults={"power": 3}, kills=3, power_cuts=counted))
+    nothing = ["By none of the power cuts was anything lost, so they show nothing."]
+    assert (result.verdict, list(result.reasons)) == ((True, []) if counted else ("unknown", nothing))
+    assert ("Something was lost by 2 of 3 power cuts." in result.proven) is bool(counted)
+    assert any("the machine was not" in sentence for sentence in result.not_proven) is not bool(counted)
+
+
 def test_a_good_run_is_true_and_says_what_was_compared() -> None:
     result = audit(good(rows=40, per_batch=10))
     assert result.verdict is True

@@ -16,6 +16,7 @@ import semel
 from semel import cli
 from semel.errors import ConfigError
 from semel.verify.child import Probe, json_fields
+from semel.verify.power.disk import require_fuse
 from semel.verify.run import Result, verify
 from semel.verify.settings import Settings
 from semel.verify.stage import _refuse_what_cannot_be_compared
@@ -117,6 +118,21 @@ def test_executors_that_are_killed_cost_no_row(tmp_path: Path) -> None:
     assert found["verdict"] is True, found
     assert found["kills"] >= 3
     assert found["faults"].keys() == {*kinds}
+
+
+@pytest.mark.long
+def test_power_cuts_cost_no_row(tmp_path: Path, command: Command) -> None:
+    """The checkpoint lies on a disk that forgets, and the sinks on one that does not."""
+    require_fuse(may_install=True)
+    options = ("--seed", 5, "--rows", 2_000, "--rows-per-batch", 100, "--output", tmp_path, "--json")
+    code, out, err = command("--sinks", "sqlite,files", "--kills", 4, "--faults", "power", *options)
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (0, True), (found["reasons"], found["evidence"], err)
+    assert [found[kind] for kind in ("lost", "duplicated", "torn", "split", "early", "reordered", "orphans")] == [0] * 7
+    assert found["rows"] >= 2_000
+    assert found["faults"] == {"power": found["kills"]}
+    assert found["kills"] >= 4
+    assert re.search(r"Something was lost by \d of \d power cuts", " ".join(found["proven"]))
 
 
 def test_at_least_once_is_found_out(tmp_path: Path, command: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 
 class StoreUnanswered(Exception):
@@ -40,6 +41,10 @@ class RecordStore(ABC):
     @abstractmethod
     def list(self, folder: str) -> list[str]:
         """The names of the files in a folder, sorted, temporary ones left out. Empty when there is no such folder."""
+
+    @abstractmethod
+    def folders(self, folder: str) -> Sequence[str]:
+        """The names of the folders in a folder, sorted. Empty when there is no such folder."""
 
     @abstractmethod
     def delete(self, path: str) -> None:

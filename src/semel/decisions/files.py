@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,6 +61,11 @@ class FileStore(RecordStore):
     def list(self, folder: str) -> list[str]:
         with suppress(FileNotFoundError):
             return sorted(e.name for e in os.scandir(self.root / folder) if e.is_file() and not e.name.startswith("."))
+        return []
+
+    def folders(self, folder: str) -> Sequence[str]:
+        with suppress(FileNotFoundError):
+            return sorted(e.name for e in os.scandir(self.root / folder) if e.is_dir())
         return []
 
     def delete(self, path: str) -> None:

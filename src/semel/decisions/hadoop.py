@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +66,17 @@ class HadoopStore(RecordStore):
             return bool(self._manager.exists(self._path(path)))
 
     def list(self, folder: str) -> list[str]:
+        return [name for name in self._names(folder, lambda found: found.isFile()) if not name.startswith(".")]
+
+    def folders(self, folder: str) -> Sequence[str]:
+        return self._names(folder, lambda found: found.isDirectory())
+
+    def _names(self, folder: str, wanted: Callable[[Any], bool]) -> Sequence[str]:
         try:
             with java_errors_as_os_errors("list", self._where(folder)):
-                files = [status for status in self._manager.list(self._path(folder)) if status.isFile()]
-                names = [str(status.getPath().getName()) for status in files]
+                return sorted(str(f.getPath().getName()) for f in self._manager.list(self._path(folder)) if wanted(f))
         except FileNotFoundError:
             return []
-        return sorted(name for name in names if not name.startswith("."))
 
     def delete(self, path: str) -> None:
         # The manager itself is silent about a file that is not there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from semel.decisions.base import RecordStore
 
@@ -33,6 +34,11 @@ class MemoryStore(RecordStore):
         return sorted(
             p[len(prefix) :] for p in list(self._files) if p.startswith(prefix) and "/" not in p[len(prefix) :]
         )
+
+    def folders(self, folder: str) -> Sequence[str]:
+        prefix = f"{folder}/"
+        below = [path.removeprefix(prefix) for path in list(self._files) if path.startswith(prefix)]
+        return sorted({path.partition("/")[0] for path in below if "/" in path})
 
     def delete(self, path: str) -> None:
         self._files.pop(path, None)

@@ -166,7 +166,8 @@ class DriverSteps(PlanSteps, Observer):
         return with_driver(world, d, turned), turned
 
     def after_restore(self, world: World, d: Driver) -> Moves:
-        if d.amiss:
+        # In here nobody decides a batch behind the one that Spark runs without putting its plan back.
+        if self.rules.must_start_again(d.batch, d.batch, was_amiss=d.amiss):
             return [(("restarted", d.incarnation, d.batch), without_driver(world, d))]
         return [(("restored", d.incarnation, d.batch), with_driver(world, d, self.settling(d)))]
 

@@ -27,6 +27,7 @@ from semel.model.world import (
 from semel.protocol import invariants
 from semel.protocol.events import Aborted, Committable, Decided, Event, Outcome, Record, Started
 from semel.protocol.plans import Plan, PlanAction, PlanFacts, PlannedFile, compare, digest_of, what_is_read
+from semel.protocol.plans import must_start_again as production_must_start_again
 from semel.protocol.plans import resolve_plan as production_resolve_plan
 from semel.protocol.recovery import CommitForward, Facts, Fate, Resolution, Run
 from semel.protocol.recovery import decided_plan as production_decided_plan
@@ -58,6 +59,7 @@ class Rules:
     effective_committables: Callable[..., tuple[Committable, ...] | None] = production_effective_committables
     resolve_plan: Callable[[PlanFacts], PlanAction] = production_resolve_plan
     decided_plan: Callable[..., Plan | None] = production_decided_plan
+    must_start_again: Callable[..., bool] = production_must_start_again
     refuse_rolled_back: Callable[..., Any] = production_refuse_rolled_back
     choose_parts: Callable[..., Any] = production_choose_parts
     replace_gone: Callable[..., list[Committable]] = production_replace_gone

@@ -13,6 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+#: Every tenth list of a file source holds all before it, and its name ends so.
+COMPACTED = ".compact"
+
 
 @dataclass(frozen=True)
 class PlannedFile:
@@ -104,6 +107,51 @@ def compare(plan: Plan, found: Mapping[str, str | None]) -> tuple[list[str], lis
     return missing, different
 
 
+def is_strange(marker: tuple[int, int], decided: Collection[tuple[int, int]]) -> bool:
+    """Whether a marker of a batch proves that somebody decided it for other rows: its journal names no such attempt.
+
+    Each attempt is given as its number and its incarnation. Of stores that do not keep them, nothing follows.
+    """
+    return marker not in decided
+
+
+def must_start_again(under_way: int, newest_decided: int, *, was_amiss: bool) -> bool:
+    """Whether Spark has read a checkpoint that did not say what was decided. It runs the batch `under_way` already.
+
+    `was_amiss` says that something had to be put back. A newer decision says that another start has put it back.
+    """
+    return was_amiss or newest_decided > under_way
+
+
+# Lists of files that were read --------------------------------------------------------------------------------------
+
+
+def lists_to_put_back(missing: Iterable[str], plans: Iterable[Plan]) -> tuple[list[PlannedFile], set[str]]:
+    """Files of decided plans that stand for the missing lists, and those lists that no decision has.
+
+    `missing` are paths of lists, `plans` those of batches that are over, newest first: what is compacted is in the
+    newer ones, and makes the older lists unneeded.
+    """
+    found: list[PlannedFile] = []
+    left = set(missing)
+    for plan in plans:
+        for file in reversed(plan.files):
+            if file.content is not None and file.path.removesuffix(COMPACTED) in left:
+                found.append(file)
+                left -= _held_by(file.path, left)
+        if not left:
+            break
+    return found, left
+
+
+def _held_by(path: str, lists: Iterable[str]) -> set[str]:
+    """The lists that this file stands for: itself, and all before it where it is a compacted one."""
+    folder, _, name = path.removesuffix(COMPACTED).rpartition("/")
+    if not path.endswith(COMPACTED):
+        return {path}
+    return {one for one in lists if one.rpartition("/")[0] == folder and int(one.rpartition("/")[2]) <= int(name)}
+
+
 # Which batch comes next ----------------------------------------------------------------------------------------------
 
 
@@ -132,6 +180,14 @@ def first_batch(next_batch: int, decided: Collection[int]) -> int:
     because Spark begins none before that.
     """
     return max([next_batch, *decided])
+
+
+def newest_state(first: int, *, is_decided: bool) -> int:
+    """The newest version of the state that a decision rests on. `first` is the first batch that Spark hands us.
+
+    Batch N makes version N+1 out of version N. While it is not decided it will run again, and make that version again.
+    """
+    return first + 1 if is_decided else first
 
 
 def is_read_at_start(batch: int, next_batch: int, *, is_planned: bool) -> bool:

@@ -156,7 +156,7 @@ def launch(
 
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be started", path):
         running = begin()
-    hear(Happening("started", pipeline.name))
+    hear(Happening("started", pipeline.name, warning=running.function.not_promised))
     return Run(pipeline.name, running, begin=begin)
 
 

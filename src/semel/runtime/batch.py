@@ -21,6 +21,7 @@ from semel.decisions.log import DecisionLog
 from semel.errors import (
     BatchFailed,
     CheckpointError,
+    CheckpointUnusable,
     CommitStalled,
     DecisionUnknown,
     Fenced,
@@ -271,6 +272,17 @@ class Coordinator:
         """Bring to disk what Spark has written of a batch, its state included. A weaker guarantee rests on none."""
         if self.plans is not None:
             self.plans.make_durable(batch)
+
+    def make_state_durable(self, batch: int) -> None:
+        """Of a decided batch that was computed once more: its tasks wrote the state anew, over what was synced."""
+        try:
+            self.make_durable(batch)
+        except OSError as error:
+            raise CheckpointUnusable(
+                f"Batch {batch} is decided, and the state that its tasks wrote cannot be made durable: {error}.",
+                data_now="the batch is visible in every sink; Spark does not take it for done",
+                remedy="Mend the disk of the checkpoint, then start again: the batch is not written a second time.",
+            ) from error
 
     def _plan_in_hand(self, batch: int) -> Plan:
         """What the decision will say that the rows follow from: it must be what Spark has handed over the rows of.

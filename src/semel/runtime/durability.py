@@ -110,8 +110,8 @@ class CheckpointSync:
         if new is None or (self._may_sync_whole and len(new.files) + len(new.folders) > NEW_MAX):
             self._sync_whole_systems()
         else:
-            _each(new.files, sync_file)
-            _each(new.folders, sync_folder)
+            sync_each(new.files, sync_file)
+            sync_each(new.folders, sync_folder)
         if new is not None:
             self._seen |= new.seen
         if not self._began:
@@ -218,6 +218,10 @@ def _walk(root: Path) -> Iterator[_Listing]:
             entries = list(os.scandir(folder))
         except FileNotFoundError:
             continue  # Spark's clean-up was here
+        except PermissionError:
+            if is_ours(folder):
+                raise
+            continue  # lost+found, where the checkpoint is the root of a volume: Spark keeps nothing there
         for entry in entries:
             if entry.is_dir():
                 folders[entry.name] = entry.inode()
@@ -227,7 +231,11 @@ def _walk(root: Path) -> Iterator[_Listing]:
         waiting += [(f"{folder}/{name}", depth + 1) for name in folders if depth or name != OWN_FOLDER]
 
 
-def _each(paths: Sequence[str], sync: Callable[[Path], None]) -> None:
+def is_ours(folder: str) -> bool:
+    return os.stat(folder).st_uid == os.geteuid()
+
+
+def sync_each(paths: Sequence[str], sync: Callable[[Path], None]) -> None:
     """Several at once: a journal takes them together, and a disk behind a network is waited for once."""
 
     def one(path: str) -> None:

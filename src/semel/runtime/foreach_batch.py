@@ -66,6 +66,8 @@ class BatchFunction:
         self.waiting = waiting
         #: Whether a start that waits should give up. Of a query that runs, Spark knows it.
         self.is_stopped = is_stopped
+        #: What the guarantee does not cover here, in words.
+        self.not_promised = ""
         self.draining = False
         #: Whether the sinks were asked about the rows before the query was started.
         self.rows_checked = False
@@ -121,14 +123,17 @@ class BatchFunction:
 
     def _keep_through_power_loss(self, spark: SparkSession, checkpoint: Checkpoint) -> None:
         """What a decision presupposes is on disk before it, or we say what is not promised."""
+        self.not_promised = ""
         if not self.power_loss_safe:
-            _LOG.warning("%s", NOT_PROMISED)
+            self.not_promised = NOT_PROMISED
         elif isinstance(checkpoint.store, FileStore):
             self._sync = CheckpointSync(checkpoint.store.root)
             checkpoint.keep_query_id(self._sync)
             checkpoint.plans.make_durable = self._sync.settle
-        elif warning := hadoop_durability_warning(spark, checkpoint.location):
-            _LOG.warning("%s", warning)
+        else:
+            self.not_promised = hadoop_durability_warning(spark, checkpoint.location)
+        if self.not_promised:
+            _LOG.warning("%s", self.not_promised)
 
     def end(self) -> None:
         """Let go of everything and say that we have left: now, or when the batch that is being worked on has ended.
@@ -245,8 +250,7 @@ class BatchFunction:
         report = self._run(coordinator, df, batch_id)
         if not report.staged and plan_must_run(query):
             df.write.format("noop").mode("append").save()
-            # Its tasks wrote the state anew, over what was synced.
-            coordinator.make_durable(batch_id)
+            coordinator.make_state_durable(batch_id)
         coordinator.tidy(batch_id)
         progress.ended(batch_id)
         return replace(report, lag=progress.lag(batch_id), warning=progress.warning)

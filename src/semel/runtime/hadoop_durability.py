@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import urllib.request
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
@@ -32,7 +33,7 @@ _VALUE = re.compile(r"""value["'\s:>]+(true|false)""")
 def hadoop_durability_warning(spark: SparkSession, location: str) -> str:
     """What to tell at the start of a pipeline whose checkpoint is there; empty when there is nothing to say.
 
-    It never raises: what cannot be seen is said. A data node that is silent takes seconds, and few are asked.
+    It never raises: what cannot be seen is said. Silent data nodes take some seconds in all, and few are asked.
     """
     try:
         addresses = _data_nodes(spark, location)
@@ -41,7 +42,10 @@ def hadoop_durability_warning(spark: SparkSession, location: str) -> str:
         return _not_known(location, f"the name node does not list its data nodes to us ({first[:120]})")
     if addresses is None:
         return ""
-    answers = {address: _asked(address) for address in addresses[:NODES_ASKED_MAX]}
+    asked = addresses[:NODES_ASKED_MAX]
+    # All at once: those that are silent are waited for together.
+    with ThreadPoolExecutor(NODES_ASKED_MAX, "semel-ask") as pool:
+        answers = dict(zip(asked, pool.map(_asked, asked), strict=True))
     unset = [address for address, said in answers.items() if said == "false"]
     if unset:
         return (

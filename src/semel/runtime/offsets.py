@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 
 #: What Spark writes in place of an offset while a source has brought nothing.
 NO_OFFSET = "-"
-#: Every tenth list of a file source holds all before it, and ends so.
-COMPACTED = ".compact"
 
 
 def offsets_of(batch: int) -> str:
@@ -51,6 +50,15 @@ def number_of_list(offset: str) -> int | None:
         return None
     number = body.get("logOffset") if isinstance(body, dict) and len(body) == 1 else None
     return number if isinstance(number, int) else None
+
+
+def is_list_of_files(content: bytes) -> bool:
+    """Whether an entry of a source's log is a list of a file source: a version, then a line for each file."""
+    lines = content.decode(errors="replace").split("\n")[1:]
+    with suppress(ValueError):
+        file = json.loads(lines[0]) if lines else None
+        return isinstance(file, dict) and {"path", "batchId"} <= file.keys()
+    return False
 
 
 def is_of_kafka(offset: str) -> bool:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from semel.decisions.base import RecordStore
 from semel.decisions.files import FileStore
-from semel.durable import drop_stray_checksums
+from semel.durable import drop_checksum, drop_stray_checksums
 from semel.errors import CheckpointUnusable
-from semel.protocol.plans import Plan, PlannedFile, digest_of, next_batch_of
-from semel.runtime.durability import OWN_FOLDER
-from semel.runtime.offsets import COMPACTED, commits_of, logs_planned, number_of_list, offsets_in, offsets_of
-from semel.runtime.torn import drop_torn
+from semel.protocol.plans import COMPACTED, Plan, PlannedFile, digest_of, next_batch_of
+from semel.runtime.offsets import commits_of, logs_planned, number_of_list, offsets_in, offsets_of
+from semel.runtime.torn import agrees_with_checksum, drop_torn, drop_undecided_state
 
 #: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka
 #: partitions are 20 KB, a list of ten thousand input files is 1.5 MB; every tenth list has all files ever read.
 CARRIED_BYTES_MAX = 4 * 1024 * 1024
+
+#: A source that keeps a tree deeper than this is none that we know.
+SOURCE_DEPTH_MAX = 8
 
 _IS_COMPACTED = re.compile(rf"\d+{re.escape(COMPACTED)}")
 
@@ -31,8 +35,18 @@ _LOG = logging.getLogger("semel")
 class Plans(Protocol):
     """The checkpoint as the coordinator sees it."""
 
-    def clean(self, is_decided: IsDecided) -> None:
-        """Remove what a power cut left that would keep Spark from planning. Older drivers are fenced by then."""
+    def clean(self, is_decided: IsDecided, under_way: int | None = None) -> None:
+        """Remove what a power cut left that would keep Spark from planning. Older drivers are fenced by then.
+
+        `under_way` is a batch that Spark runs already.
+        """
+        ...
+
+    def drop_state(self, newest: int, *, may_be_in_use: bool) -> None:
+        """Remove the state that no decision rests on, which is that behind version `newest`.
+
+        `may_be_in_use` says that Spark runs the batch that makes the next version already.
+        """
         ...
 
     def next_batch(self) -> int:
@@ -63,6 +77,10 @@ class Plans(Protocol):
         """Write a file of a decided plan as it was."""
         ...
 
+    def drop_wrong_checksums(self, files: Iterable[PlannedFile]) -> None:
+        """Of those that say what was decided, remove what would keep Spark from reading them all the same."""
+        ...
+
     def make_durable(self, batch: int) -> None:
         """Bring to disk all that the decision of this batch presupposes."""
         ...
@@ -75,16 +93,24 @@ class SparkPlans:
         self.checkpoint = checkpoint
         self.make_durable = make_durable
 
-    def clean(self, is_decided: IsDecided) -> None:
+    def clean(self, is_decided: IsDecided, under_way: int | None = None) -> None:
         if not isinstance(self.checkpoint, FileStore):
             return
         root = self.checkpoint.root
-        recorded = [path.stat().st_mtime for path in (root / OWN_FOLDER / "decisions").glob("*.json")]
-        dropped = drop_torn(root, is_decided, max(recorded, default=0.0))
-        if dropped:
-            _LOG.warning("Files that a power cut left half written, and nothing rests on, were dropped: %s.", dropped)
-        for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("*")):
-            drop_stray_checksums(folder)
+        with _cleaning(root):
+            dropped = drop_torn(root, is_decided, under_way)
+            if dropped:
+                _LOG.warning("What a power cut left half written, and nothing rests on, was dropped: %s.", dropped)
+            for folder in (root, root / "offsets", root / "commits", *(root / "sources").glob("[0-9]*")):
+                drop_stray_checksums(folder)
+
+    def drop_state(self, newest: int, *, may_be_in_use: bool) -> None:
+        if not isinstance(self.checkpoint, FileStore):
+            return
+        with _cleaning(self.checkpoint.root):
+            count = drop_undecided_state(self.checkpoint.root, newest, may_be_in_use=may_be_in_use)
+        if count:
+            _LOG.info("State of batch %s, which was not decided, was dropped: %s files.", newest, count)
 
     def next_batch(self) -> int:
         return next_batch_of(self._newest("commits"), self._newest("offsets"))
@@ -118,10 +144,22 @@ class SparkPlans:
         earlier = self.checkpoint.read(offsets_of(batch - 1)) if batch else None
         for source, names in enumerate(logs_planned(content, earlier)):
             folder = f"sources/{source}"
-            for name in self.checkpoint.list(folder) if names is None else _with_compacted(names):
-                found = self.checkpoint.read(f"{folder}/{name}")
+            paths = self._below(folder) if names is None else (f"{folder}/{name}" for name in _with_compacted(names))
+            for path in paths:
+                found = self.checkpoint.read(path)
                 if found is not None:
-                    yield f"{folder}/{name}", found
+                    yield path, found
+
+    def _below(self, folder: str, depth: int = 0) -> Iterator[str]:
+        """All files of a source: some keep where they began in folders of their own (Iceberg in `offsets/0`)."""
+        if depth > SOURCE_DEPTH_MAX:
+            raise CheckpointUnusable(
+                f"A source keeps folders more than {SOURCE_DEPTH_MAX} deep in {self.checkpoint.describe()}: {folder}.",
+                remedy="What it keeps there would have to stand in the decision. Read from another kind of source.",
+            )
+        yield from (f"{folder}/{name}" for name in self.checkpoint.list(folder))
+        for name in self.checkpoint.folders(folder):
+            yield from self._below(f"{folder}/{name}", depth + 1)
 
     def text(self, path: str) -> bytes | None:
         return self.checkpoint.read(path)
@@ -142,6 +180,27 @@ class SparkPlans:
         if file.content is None:
             raise ValueError(f"{file.path} was not carried and cannot be put back")
         self.checkpoint.replace(file.path, file.content.encode())
+
+    def drop_wrong_checksums(self, files: Iterable[PlannedFile]) -> None:
+        if not isinstance(self.checkpoint, FileStore):
+            return
+        for file in files:
+            path, content = self.checkpoint.root / file.path, self.checkpoint.read(file.path)
+            if content is not None and digest_of(content) == file.digest and not agrees_with_checksum(path, content):
+                _LOG.warning("The file %s is as it was decided, and its checksum is another one's: dropped.", file.path)
+                drop_checksum(path)
+
+
+@contextmanager
+def _cleaning(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointUnusable(
+            f"What the last run left half done in the checkpoint {root} cannot be removed: {error}.",
+            data_now="every batch that was decided is visible once, or will be; this start wrote no rows",
+            remedy="Let this user read, write and list all of the checkpoint folder, then start again.",
+        ) from error
 
 
 class _Carrier:

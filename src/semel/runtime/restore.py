@@ -20,12 +20,14 @@ from semel.protocol.plans import (
     first_batch,
     gone_on_from,
     is_read_at_start,
+    lists_to_put_back,
+    must_start_again,
     resolve_plan,
     undecided_gap,
     what_is_read,
 )
 from semel.protocol.recovery import decided_plan, effective_committables
-from semel.runtime.offsets import COMPACTED, offsets_in, offsets_of
+from semel.runtime.offsets import offsets_in, offsets_of
 from semel.runtime.plans import Plans
 
 #: So many batches before the next one are compared as well: Spark reads the plans of the last two when it starts.
@@ -70,8 +72,8 @@ def restore_plans(
     decided = decided_batches(log, next_batch)
     for batch, journal in decided.items():
         told += settle_plan(plans, batch, journal, next_batch, strange_marks, is_under_way=under_way is not None) or ()
-        _keep(plans, batch)
-    if under_way is not None and (told or max(decided, default=under_way) > under_way):
+        _keep(plans, batch, decided_plan(journal))
+    if under_way is not None and must_start_again(under_way, max(decided, default=-1), was_amiss=bool(told)):
         raise restored(under_way, told)
 
 
@@ -84,31 +86,21 @@ def _restore_lists(log: DecisionLog, plans: Plans, next_batch: int) -> list[str]
     newest = decided_plan(log.journal(next_batch - 1)) if next_batch else None
     if newest is None:
         return []
-    missing = set(plans.missing_lists(_offsets_of(newest, next_batch - 1, plans)))
-    written: list[str] = []
-    for batch in reversed([b for b in log.batches() if b < next_batch] if missing else []):
-        plan = decided_plan(log.journal(batch))
-        for file in reversed(plan.files if plan is not None else ()):
-            if file.path.removesuffix(COMPACTED) in missing and file.content is not None:
-                written += _put_back(plans, [file])
-                missing -= _held_by(file.path, missing)
+    missing = plans.missing_lists(_offsets_of(newest, next_batch - 1, plans))
+    if not missing:
+        return []
+    decided = (decided_plan(log.journal(batch)) for batch in reversed([b for b in log.batches() if b < next_batch]))
+    found, left = lists_to_put_back(missing, (plan for plan in decided if plan is not None))
+    written = [path for file in found for path in _put_back(plans, [file])]
     if written:
         _LOG.warning("Lists of files that were read were missing: %s put back.", ", ".join(written))
-    if missing:
+    if left:
         raise PlanChanged(
-            f"Of the lists of files that were read {', '.join(sorted(missing))} are missing, and no decision has them.",
+            f"Of the lists of files that were read {', '.join(sorted(left))} are missing, and no decision has them.",
             data_now="every batch that was decided is visible once, or will be; this start wrote no rows",
             remedy="Restore the folder sources from a copy of the checkpoint, then start again.",
         )
     return written
-
-
-def _held_by(path: str, missing: Iterable[str]) -> set[str]:
-    """The missing lists that this file stands for: itself, and all before it where it is a compacted one."""
-    folder, _, name = path.removesuffix(COMPACTED).rpartition("/")
-    if not path.endswith(COMPACTED):
-        return {path}
-    return {m for m in missing if m.rpartition("/")[0] == folder and int(m.rpartition("/")[2]) <= int(name)}
 
 
 def _offsets_of(plan: Plan, batch: int, plans: Plans) -> bytes:
@@ -116,9 +108,11 @@ def _offsets_of(plan: Plan, batch: int, plans: Plans) -> bytes:
     return decided.encode() if decided is not None else plans.text(offsets_of(batch)) or b""
 
 
-def _keep(plans: Plans, batch: int) -> None:
+def _keep(plans: Plans, batch: int, plan: Plan | None) -> None:
     """A file that says what was decided may have been written a moment ago, by a Spark that has planned anew."""
     try:
+        if plan is not None:
+            plans.drop_wrong_checksums((*plan.files, *plan.before))
         if plans.has_planned(batch):
             plans.make_durable(batch)
     except OSError as error:

@@ -13,6 +13,7 @@ from semel.failpoints import failpoint
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Aborted, Journal
 from semel.protocol.order import order_to_prepare
+from semel.protocol.plans import is_strange, newest_state
 from semel.protocol.recovery import Fate, closes_behind, closes_slots, effective_committables, resolve_leftover
 from semel.protocol.refusals import (
     AGAIN,
@@ -87,7 +88,7 @@ def _recover(
         participant.fence()
     wait(log, coordinator.context.incarnation)
     # Only now: until here an older driver may have finished a batch. What Spark has read and runs was not torn.
-    plans.clean(lambda batch: batch == under_way or effective_committables(log.journal(batch)) is not None)
+    plans.clean(lambda batch: effective_committables(log.journal(batch)) is not None, under_way)
     next_batch = plans.next_batch()
     batch = first_to_run(log, next_batch)
     journal = close_open_slot(log, coordinator.attempt(batch, 0))
@@ -96,6 +97,9 @@ def _recover(
     staged = {branch.attempt.batch for remain in remains.values() for branch in remain.branches}
     following = close_open_slot(log, coordinator.attempt(batch + 1, 0)) if closes_behind(batch, staged) else ()
     restore_plans(log, plans, next_batch, coordinator.strange_marks, under_way)
+    # Only now: a start that is refused leaves the state as it was.
+    newest = newest_state(batch, is_decided=effective_committables(journal) is not None)
+    plans.drop_state(newest, may_be_in_use=newest == under_way)
     _commit_forward(coordinator, batch, journal)
     failpoint("startup.committed")
     sweep(coordinator, remains, batch, {batch: journal, batch + 1: following})
@@ -285,7 +289,7 @@ def strange_marks(sinks: Sequence[Sink], pipeline: PipelineId, batch: int, journ
     decided = {(c.attempt.attempt, c.attempt.incarnation) for c in effective_committables(journal) or ()}
     for sink in sinks:
         for mark in sink.evidence(pipeline, range(batch, batch + 1)).marks:
-            said = UNSAID not in (mark.attempt, mark.incarnation)
-            if mark.batch == batch and said and (mark.attempt, mark.incarnation) not in decided:
+            by = (mark.attempt, mark.incarnation)
+            if mark.batch == batch and UNSAID not in by and is_strange(by, decided):
                 return f"sink {sink.name} shows attempt {mark.attempt} of incarnation {mark.incarnation}"
     return ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from semel.decisions.base import RecordStore
@@ -211,6 +211,9 @@ class CheckpointFolder(RecordStore):
             return sorted(path.removeprefix(f"{folder}/") for path in paths if path.startswith(f"{folder}/"))
 
         return self.line.ask(CHECKPOINT, "list", names, folder, changes=False)
+
+    def folders(self, folder: str) -> Sequence[str]:  # noqa: ARG002 - the simulated Spark makes none
+        return []
 
     def describe(self) -> str:
         return "the simulated checkpoint"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from semel.decisions.base import RecordStore
 from semel.decisions.memory import MemoryStore
@@ -43,6 +43,9 @@ class SimulatedRecords(RecordStore):
 
     def list(self, folder: str) -> list[str]:
         return self.line.ask(LOG, "list", lambda: self.records.list(folder), folder, changes=False)
+
+    def folders(self, folder: str) -> Sequence[str]:
+        return self.line.ask(LOG, "list folders", lambda: self.records.folders(folder), folder, changes=False)
 
     def delete(self, path: str) -> None:
         self.line.ask(LOG, "delete", lambda: self._delete(path), path)

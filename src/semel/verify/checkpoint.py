@@ -94,7 +94,7 @@ class CheckpointWatcher(threading.Thread):
     def forget_what_is_not_decided(self) -> None:
         """The power of its disk was cut: what was planned and not decided may be planned otherwise now.
 
-        Call it while no pipeline runs and before the power is cut, so that every decision is seen.
+        Call it while no pipeline runs: before the power is cut, so that every decision is seen, and again afterwards.
         """
         self.look()
         with self._looking:

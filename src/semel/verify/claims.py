@@ -15,8 +15,11 @@ from semel.verify.history import History, Sights
 Unchecked = Mapping[str, Mapping[str, str]]
 
 ALWAYS_OPEN = (
-    "Other faults than these, other orders of events and other input: a run is a sample, and another seed another one.",
-    "Power cuts and disks that lose what they have synced: processes were killed, the machine was not.",
+    "Other faults than these, other orders of events and other input: a run is a sample, and another seed another one."
+)
+NO_POWER_CUTS = "Power cuts and disks that lose what they have synced: processes were killed, the machine was not."
+POWER_CUTS = (
+    "Disks that lose what they have synced, and what the sinks' own disks lose: the power was that of the checkpoint's."
 )
 
 
@@ -37,6 +40,8 @@ def reasons_for_doubt(history: History) -> list[str]:
         for s in history.sights
         if len(s.looks) <= s.last_looks and not s.error
     ]
+    if history.faults.get("power") and not history.power_cuts:
+        reasons.append("By none of the power cuts was anything lost, so they show nothing.")
     return reasons + list(_missing_decisions(history))
 
 
@@ -66,6 +71,8 @@ def proven(history: History, found: Findings, skipped: Unchecked, batches: int) 
     faults = ", ".join(f"{kind} {n}" for kind, n in sorted(history.faults.items()))
     if sentences and (history.kills or faults):
         sentences.append(f"This was so with {history.kills} kills; faults: {faults or 'none else'}.")
+    if sentences and history.power_cuts:
+        sentences.append(f"Something was lost by {history.power_cuts} of {history.faults['power']} power cuts.")
     return sentences
 
 
@@ -100,7 +107,8 @@ def not_proven(history: History, skipped: Unchecked) -> list[str]:
             named = " or ".join(kind for kind in kinds if kinds[kind] == why)
             sinks_of.setdefault((named, why), []).append(sink)
     sentences = [f"{', '.join(sinks)}: whether anything is {named}; {why}." for (named, why), sinks in sinks_of.items()]
-    return [*sentences, *(s for sights in history.sights for s in _open_of(sights, skipped)), *ALWAYS_OPEN]
+    sentences += [s for sights in history.sights for s in _open_of(sights, skipped)]
+    return [*sentences, ALWAYS_OPEN, POWER_CUTS if history.power_cuts else NO_POWER_CUTS]
 
 
 def _open_of(sights: Sights, skipped: Unchecked) -> Iterator[str]:

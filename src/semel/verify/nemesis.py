@@ -212,6 +212,8 @@ class Nemesis:
         self.orphans.clear()
         self.before_power_is_cut()
         loss = self.disk.cut_power(fault.mode, fault.seed)
+        # Whoever looks all the time may have looked once more in between, at what is gone now.
+        self.before_power_is_cut()
         self.power_cuts += loss.total > 0
         self._note(f"the disk lost {len(loss.gone)} names, {len(loss.torn)} contents; {len(loss.back)} names came back")
         return outcome

@@ -268,6 +268,7 @@ class Run:
             events=sorted(self.events, key=lambda event: event.at_s),
             faults=dict(self.nemesis.faults),
             kills=self.nemesis.kills,
+            power_cuts=self.nemesis.power_cuts,
             rows_wanted=settings.rows,
             kills_wanted=settings.kills,
             broken=broken or self.watcher.error,
