@@ -34,7 +34,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 import semel  # noqa: E402
 from semel.dev.jars import connector_jars  # noqa: E402
 from semel.dev.kafka import kafka  # noqa: E402
-from semel.runtime.batch import Report  # noqa: E402
+from semel.runtime.phases import Report  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import semel
 from semel.run.session import DEFAULTS, LOOPBACK
-from semel.runtime.batch import Report
+from semel.runtime.phases import Report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -35,7 +35,7 @@ from semel.dev.jars import connector_jars  # noqa: E402
 from semel.dev.kafka import kafka  # noqa: E402
 from semel.dev.postgres import postgres  # noqa: E402
 from semel.failpoints import VARIABLE  # noqa: E402
-from semel.runtime.batch import Report  # noqa: E402
+from semel.runtime.phases import Report  # noqa: E402
 
 PARTITIONS = 4
 ROWS_PER_S = 2_000

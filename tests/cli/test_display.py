@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from semel.cli.display import LiveLine, plain_line, tell_json
-from semel.run.runner import Happening
+from semel.run.happenings import Happening
 
 PLAIN = Happening("batch", "orders", 17, "committed", 200, 0, 100.0, at="now")
 LAGGING = replace(PLAIN, lag=1200, lag_by_partition={"orders-0": 1200, "orders-1": 0})

@@ -28,19 +28,11 @@ from semel.errors import (
     QueryStopped,
     SemelError,
 )
-from semel.run import runner
-from semel.run.runner import (
-    Happening,
-    Run,
-    StopSignals,
-    all_stopped,
-    error_in,
-    exit_code,
-    jvm_watched,
-    stop_all,
-    unless_stopped,
-)
+from semel.run import stops
+from semel.run.happenings import Happening, Run, error_in
+from semel.run.runner import all_stopped, exit_code, jvm_watched, unless_stopped
 from semel.run.session import SparkSettings, session_conf
+from semel.run.stops import StopSignals, stop_all
 from semel.runtime.durability import NOT_PROMISED
 from semel.runtime.pipeline import Pipeline, StreamWriter
 from tests.quick_spark import quick_run
@@ -360,7 +352,7 @@ def test_pipelines_that_do_not_stop_have_one_grace_for_all_of_them() -> None:
 
 
 def test_a_pipeline_whose_stop_never_returns_is_told_with_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "STOP_S_MAX", 0.2)
+    monkeypatch.setattr(stops, "STOP_S_MAX", 0.2)
     released = threading.Event()
 
     class Stuck(StuckRunning):
@@ -422,7 +414,7 @@ def test_a_start_that_ends_within_the_grace_tells_how_it_ended() -> None:
 
 
 def test_a_spark_that_does_not_stop_is_killed_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "SPARK_STOP_S_MAX", 0.2)
+    monkeypatch.setattr(stops, "SPARK_STOP_S_MAX", 0.2)
     released, killed = threading.Event(), []
     gateway = SimpleNamespace(proc=SimpleNamespace(kill=lambda: killed.append("jvm")))
     spark = SimpleNamespace(stop=lambda: released.wait(60), sparkContext=SimpleNamespace(_gateway=gateway))

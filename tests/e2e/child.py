@@ -20,7 +20,7 @@ from semel.dev.jars import connector_jars
 from semel.errors import SemelError
 from semel.ids import Branch
 from semel.kafka.tokens import Unsecured
-from semel.runtime.batch import Limits, Report
+from semel.runtime.phases import Limits, Report
 from semel.runtime.pipeline import StreamWriter
 from semel.sinks.base import StagedPart, Writer
 

@@ -24,9 +24,11 @@ from semel.errors import (
 )
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Aborted, Committable, Decided, Outcome
-from semel.runtime.batch import TIDY_AGAIN_S, TIDY_EVERY_BATCHES, TIDY_SHARE, Coordinator, Limits, Only, Stage
+from semel.runtime.batch import Coordinator
 from semel.runtime.commits import Committers, Waiting
+from semel.runtime.phases import TIDY_AGAIN_S, TIDY_EVERY_BATCHES, TIDY_SHARE, Limits, Only, Stage
 from semel.runtime.startup import close_open_slot
+from semel.runtime.weaker import Weaker
 from semel.sinks.base import Context, Participant, Remains, Sight, StagedPart, committable_for
 from tests.planned import plans
 
@@ -207,7 +209,9 @@ def test_a_store_that_stays_away_fails_the_batch_in_its_own_words() -> None:
 
 def test_below_exactly_once_a_store_is_waited_for_too() -> None:
     a = Scripted("a", away=2)
-    assert coordinator(a).at_least_once(4, stage).how == "committed"
+    c = coordinator(a)
+    weaker = Weaker(c.context, c.participants, limits=c.limits, sleep=c.sleep, clock=c.clock)
+    assert weaker.at_least_once(4, stage).how == "committed"
     assert a.calls == ["prepare 0", "abort []"] * 2 + ["prepare 0", "commit 0"]
 
 

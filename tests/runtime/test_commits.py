@@ -20,10 +20,12 @@ from semel.decisions.memory import MemoryStore
 from semel.errors import CommitStalled, DecisionUnknown, SinkUnavailable
 from semel.ids import Attempt, Incarnation
 from semel.protocol.events import Committable, Decided, Outcome
-from semel.runtime import batch as batch_module
-from semel.runtime.batch import Coordinator, Limits, Only, Report
+from semel.runtime import phases as phases_module
+from semel.runtime.batch import Coordinator
 from semel.runtime.commits import COMMITS_AT_ONCE, Committers, Rhythm, Waiting, finished
+from semel.runtime.phases import Limits, Only, Report
 from semel.runtime.startup import start_exactly_once
+from semel.runtime.weaker import Weaker
 from semel.sinks import Memory
 from semel.sinks.base import Context, StagedPart, committable_for
 from tests.planned import plans
@@ -56,14 +58,14 @@ class Hanging(Scripted):
         super().close()
 
 
-def started(*sinks: Scripted, store: MemoryStore | None = None, incarnation: int = 1, **limits: Any) -> Coordinator:
+def started(
+    *sinks: Scripted, store: MemoryStore | None = None, incarnation: int = 1, kind: Any = Coordinator, **limits: Any
+) -> Any:
     log = DecisionLog(store or MemoryStore())
     while log.newest_claim() < incarnation:
         log.claim()
     given = Limits(**{"commit_patience_s": 0.5, "commit_pause_s": 0.05, **limits})
-    return Coordinator(
-        Context(PIPELINE, "orders", Incarnation(incarnation)), {s.name: s for s in sinks}, log, plans(), given
-    )
+    return kind(Context(PIPELINE, "orders", Incarnation(incarnation)), {s.name: s for s in sinks}, log, plans(), given)
 
 
 @contextmanager
@@ -92,7 +94,7 @@ def test_a_store_that_hangs_for_ever_stalls_the_batch_in_time_and_the_others_com
         began = time.monotonic()
         with pytest.raises(CommitStalled) as caught:
             started(a, b, store=store).exactly_once(4, stage)
-        assert 0.5 <= time.monotonic() - began < 0.5 + batch_module.LAST_WORDS_S + SLACK_S
+        assert 0.5 <= time.monotonic() - began < 0.5 + phases_module.LAST_WORDS_S + SLACK_S
     assert str(caught.value).splitlines()[:2] == [
         "Batch 4 is decided but could not be committed to a: it gave no answer.",
         "  the data now: batch 4 is decided; visible in: b; still to commit: a",
@@ -114,7 +116,7 @@ def test_below_exactly_once_a_store_that_hangs_stops_the_query_in_time_too() -> 
         let_go(a),
         pytest.raises(CommitStalled, match="Batch 4 could not be committed to a: it gave no answer") as caught,
     ):
-        started(a).at_least_once(4, stage)
+        started(a, kind=Weaker).at_least_once(4, stage)
     assert caught.value.remedy == (
         "Bring the sink back, or give it more time (commit_limits, commit_patience_s), "
         "and start the pipeline again: the batch runs again."
@@ -380,7 +382,7 @@ def test_a_stop_while_the_log_writes_the_decision_says_that_nobody_knows() -> No
 def test_a_sink_whose_close_hangs_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(batch_module, "CLOSE_S_MAX", 0.2)
+    monkeypatch.setattr(phases_module, "CLOSE_S_MAX", 0.2)
     a = Hanging("a", close_hangs=True)
     c = started(a)
     with let_go(a):

@@ -25,10 +25,13 @@ from semel.decisions.records import encode
 from semel.errors import BatchFailed, Fenced, PlanRestored, SemelError, SinkUnavailable
 from semel.process import born, is_alive, this_process
 from semel.run import runner
-from semel.run.runner import Happening, Run, StopSignals, exit_code, failure_of, is_superseded, launch, watch
-from semel.runtime.batch import PLAN_OVERWRITTEN, Report
+from semel.run.happenings import Happening, Run
+from semel.run.runner import exit_code, failure_of, is_superseded, launch, watch
+from semel.run.stops import StopSignals
+from semel.runtime.batch import PLAN_OVERWRITTEN
 from semel.runtime.commits import Waiting
 from semel.runtime.handover import HANDOVER, Handover, Watch, wait_for_older
+from semel.runtime.phases import Report
 from semel.runtime.restore import restored
 from semel.sinks.base import Sink
 from tests.processes import wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import semel
-from semel.runtime.batch import Report
+from semel.runtime.phases import Report
 from tests.processes import descends
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import pytest
 
 import semel
 from semel.errors import BatchFailed, ConfigError
-from semel.runtime.batch import Report
 from semel.runtime.foreach_batch import BatchFunction
+from semel.runtime.phases import Report
 from semel.runtime.pipeline import Pipeline, StreamWriter
 from semel.sinks.files import read_committed
 from semel.sinks.memory import memory_table

@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel.decisions.files import FileStore
 from semel.errors import BatchFailed, PlanRestored
-from semel.run.runner import error_in
+from semel.run.happenings import error_in
 from semel.runtime.query import RunningQuery
 from tests.runtime.test_pipeline import select
 

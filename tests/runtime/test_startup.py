@@ -38,6 +38,7 @@ def test_kafka_prepares_last_and_commits_first_wherever_it_is_named(monkeypatch:
     asked: list[str] = []
     for sink in SINKS:
         monkeypatch.setattr(type(sink), "participant", lambda self, _: noting(Participant, self.name, asked))
+        monkeypatch.setattr(type(sink), "check_store", lambda _self, _pipeline: None)
     coordinator = start_exactly_once(DecisionLog(MemoryStore()), plans(1), SINKS, Identity(PIPELINE, "billing"))
     # One commits after the other, so that their order can be seen.
     coordinator.__dict__["_committers"] = Committers(1, apart=False)

@@ -17,9 +17,9 @@ import pytest
 import semel
 from semel.errors import CommitStalled
 from semel.ids import Incarnation, pipeline_id
-from semel.run.runner import error_in
-from semel.runtime.batch import Limits, Report
+from semel.run.happenings import error_in
 from semel.runtime.commits import TELL_AFTER_S
+from semel.runtime.phases import Limits, Report
 from semel.runtime.pipeline import STOP_S_MAX, Running, StreamWriter
 from semel.sinks.base import Context
 from semel.sinks.sqlite.database import Database

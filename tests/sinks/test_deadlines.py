@@ -29,8 +29,9 @@ from semel.dev.postgres import PostgresServer
 from semel.errors import CommitStalled, SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
-from semel.runtime.batch import Coordinator, Limits, Only, Report
+from semel.runtime.batch import Coordinator
 from semel.runtime.commits import Waiting
+from semel.runtime.phases import Limits, Only, Report
 from semel.runtime.startup import close_open_slot, sweep
 from semel.sinks.base import Participant, Sink, StagedPart
 from semel.sinks.sql import participant as sql_participant

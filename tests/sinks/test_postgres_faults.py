@@ -22,7 +22,8 @@ from semel.dev.postgres import PostgresServer, postgres
 from semel.errors import Fenced, SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Decided, Outcome
-from semel.runtime.batch import Coordinator, Limits, Only
+from semel.runtime.batch import Coordinator
+from semel.runtime.phases import Limits, Only
 from semel.sinks.base import StagedPart
 from semel.sinks.postgres import Postgres
 from semel.sinks.postgres.store import application_name

@@ -19,8 +19,9 @@ import semel
 from semel.dev.kafka import Security, kafka
 from semel.dev.ports import free_port
 from semel.errors import ConfigError, Refused, SemelError, SourceUnavailable
-from semel.run.runner import Happening, launch
-from semel.runtime.batch import Report
+from semel.run.happenings import Happening
+from semel.run.runner import launch
+from semel.runtime.phases import Report
 from semel.runtime.pipeline import pipeline
 from semel.sources.kafka_progress import KafkaProgress
 from tests.kafka_world import KafkaWorld

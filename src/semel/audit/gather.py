@@ -21,8 +21,8 @@ from semel.errors import AnotherPipeline, CheckpointError, CheckpointUnusable, S
 from semel.ids import PipelineId
 from semel.protocol.events import Journal
 from semel.protocol.plans import digest_of
-from semel.runtime.batch import BATCHES_KEPT, TIDY_EVERY_BATCHES
 from semel.runtime.checkpoint import Checkpoint
+from semel.runtime.phases import BATCHES_KEPT, TIDY_EVERY_BATCHES
 from semel.sinks.base import Sink
 
 #: Spark keeps a hundred or so unless it is told otherwise.

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from semel.run.runner import Happening, Hear
+from semel.run.happenings import Happening, Hear
 
 COLOURS = {"committed": "green", "forwarded": "cyan", "replayed": "yellow", "skipped": "magenta"}
 

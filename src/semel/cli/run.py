@@ -9,6 +9,7 @@ import typer
 from semel.cli.display import display_for
 from semel.errors import ConfigError
 from semel.run import runner
+from semel.run.happenings import GRACE_S
 from semel.run.loading import split_target
 from semel.run.session import SparkSettings
 
@@ -20,7 +21,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event on stdout.")] = False,
     grace_s: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long a stop waits for the batch at hand.")
-    ] = runner.GRACE_S,
+    ] = GRACE_S,
     show_spark_log: Annotated[bool, typer.Option("--show-spark-log", help="Leave Spark's own log on stderr.")] = False,
 ) -> None:
     """Run the pipelines of a file until they end, one fails, or Ctrl-C or SIGTERM stops them after their batch.

@@ -58,7 +58,7 @@ from semel.protocol.events import (
 from semel.protocol.recovery import Fate, closes_behind, closes_slots
 from semel.protocol.states import FINAL, Action, State
 from semel.protocol.step import ProtocolError
-from semel.runtime.batch import Limits
+from semel.runtime.phases import Limits
 
 #: What vanishes each time is not written for ever.
 MENDS_MAX = Limits().mends

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from semel import errors
 from semel.errors import CheckpointError, CommitStalled, ConfigError, Fenced, PlanRestored, QueryStopped, SemelError
+from semel.run.happenings import GRACE_S, Happening, Hear, Run, error_in, first_line
 from semel.run.loading import load_pipelines, place_and_error, split_target
 from semel.run.session import SparkSettings, open_session
-from semel.runtime.batch import PLAN_OVERWRITTEN, Report
+from semel.run.stops import StopSignals, stop_all
+from semel.runtime.batch import PLAN_OVERWRITTEN
 from semel.runtime.checkpoint import Checkpoint
-from semel.runtime.commits import Waiting, finished
+from semel.runtime.commits import Waiting
 from semel.runtime.handover import HANDOVER, Handover
-from semel.runtime.pipeline import STOP_S_MAX, Pipeline, Running, StreamWriter
+from semel.runtime.phases import Report
+from semel.runtime.pipeline import Pipeline, Running, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,36 +29,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("semel")
 
 LOOK_EVERY_S = 0.2
-GRACE_S = 30.0
-SPARK_STOP_S_MAX = 15.0
 
 
-@dataclass(frozen=True)
-class Happening:
-    """What `semel run` tells: a pipeline "started", ended a "batch", "stopped" or "failed", or is "waiting".
-
-    Who waits has a decided batch that is `visible_in` some sinks and not in those that it `waits_for`.
-    """
-
-    event: str
-    pipeline: str
-    batch: int | None = None
-    how: str = ""
-    rows: int = 0
-    attempt: int = 0
-    ms: float = 0.0
-    lag: int | None = None
-    lag_by_partition: Mapping[str, int] | None = None
-    warning: str = ""
-    error: str = ""
-    waits_for: tuple[str, ...] = ()
-    visible_in: tuple[str, ...] = ()
-    since: str = ""
-    seconds: float = 0.0
-    at: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
-
-
-Hear = Callable[[Happening], None]
 #: What is made of each writer before it is launched; `semel verify` gives it another checkpoint.
 Adapt = Callable[[StreamWriter], StreamWriter]
 
@@ -100,21 +69,6 @@ def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_i
 
 
 # One pipeline -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Run:
-    """A pipeline that was started, and whether its end has been told. `begin` starts it once more."""
-
-    name: str
-    running: Running
-    told: bool = False
-    begin: Callable[[], Running] | None = None
-    restarts: int = 0
-
-    @property
-    def active(self) -> bool:
-        return bool(self.running.query.isActive)
 
 
 def launch(
@@ -246,7 +200,7 @@ def jvm_watched() -> Iterator[None]:
         raise
     except (Py4JError, ConnectionError) as error:
         raise SemelError(
-            f"Spark's JVM is gone: {_first_line(str(error))}",
+            f"Spark's JVM is gone: {first_line(str(error))}",
             data_now="what was committed stays visible; whether the batch at hand was decided is not known from here",
             remedy="Start again. If it was killed for its memory, give it more: --conf spark.driver.memory=4g.",
         ) from error
@@ -306,7 +260,7 @@ def is_superseded(run: Run, limits: Handover = HANDOVER, sleep: Callable[[float]
             if not tries_left:
                 raise SemelError(
                     f"Pipeline {run.name} has ended, and whether another driver has taken it over cannot be found out: "
-                    f"{_first_line(str(error))}",
+                    f"{first_line(str(error))}",
                     data_now="what was committed stays visible; the batch at hand is whole or unseen",
                     remedy="Bring the checkpoint's file system back. Start the pipeline again unless another one runs.",
                 ) from error
@@ -330,7 +284,7 @@ def _begun(begin: Callable[[], Running], name: str) -> Running:
         if _is_of_a_dead_jvm(error):
             raise
         raise SemelError(
-            f"Pipeline {name} could not be started again: {_first_line(str(error))}",
+            f"Pipeline {name} could not be started again: {first_line(str(error))}",
             data_now="what was committed stays visible",
             remedy="Mend the cause and start again: the next start goes on from there.",
         ) from error
@@ -348,29 +302,12 @@ def failure_of(run: Run) -> SemelError | None:
         error_in(str(found))
         or function.fenced
         or SemelError(
-            f"Pipeline {run.name} failed: {_first_line(str(found))}",
+            f"Pipeline {run.name} failed: {first_line(str(found))}",
             data_now="what was committed stays visible; whether the batch at hand was decided is not known from here",
             remedy="Mend the cause and start again: the next start completes the batch or runs it again.",
         )
     )
     return function.fenced if isinstance(error, QueryStopped) else error
-
-
-def error_in(text: str) -> SemelError | None:
-    """The semel error inside what came back from the JVM, where it is only text: the last one is the outermost."""
-    found = re.findall(
-        r"^(?:.*: )?semel\.errors\.(\w+): ([\s\S]{0,2000}?)\n  the data now: (.*)\n  what to do: (.*)$",
-        text,
-        re.MULTILINE,
-    )
-    if not found:
-        return None
-    kind, what, data_now, remedy = found[-1]
-    return errors._rebuild(getattr(errors, kind, SemelError), what, data_now, remedy)
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
 
 
 @contextmanager
@@ -399,102 +336,3 @@ def gravest(failures: Sequence[SemelError]) -> SemelError:
         if failure is not found:
             _LOG.error("%s", failure)
     return found
-
-
-def stop_all(
-    runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S
-) -> list[SemelError]:
-    """Returns the failures that nobody has been told of yet: a batch may fail while it is waited for.
-
-    All of them are stopped at once, so that the grace is that of all.
-    """
-    stop.at_once = lambda number: _die(spark, number)
-    stopping = [_Stopping(run.running, grace_s) for run in runs]
-    for one in stopping:
-        one.start()
-    give_up_at = time.monotonic() + grace_s + STOP_S_MAX
-    failures = []
-    for run, one in zip(runs, stopping, strict=True):
-        one.join(max(0.0, give_up_at - time.monotonic()))
-        # Whatever goes wrong while stopping, the batch is safe: the next start completes it or rolls it back.
-        with suppress(Exception):
-            failure = _failure_of_stop(run, hear, whole=one.whole)
-            failures += [failure] if failure else []
-    with suppress(Exception):
-        if not finished(spark.stop, SPARK_STOP_S_MAX, "semel-stop-spark"):
-            # Something in it hangs. It is ours, and all that it could still do is safe to cut off.
-            _kill_jvm(spark)
-    return failures
-
-
-class _Stopping(threading.Thread):
-    """Stops one pipeline. `whole` says whether its batch came to its end."""
-
-    def __init__(self, running: Running, grace_s: float) -> None:
-        super().__init__(name="semel-stop-pipeline", daemon=True)
-        self.running = running
-        self.grace_s = grace_s
-        self.whole = False
-
-    def run(self) -> None:
-        with suppress(Exception):  # of Spark, which does not keep us from saying what is open
-            self.whole = self.running.stop(self.grace_s)
-
-
-def _failure_of_stop(run: Run, hear: Hear, *, whole: bool) -> SemelError | None:
-    if run.told:
-        return None
-    run.told = True
-    # Being cut off by the stop itself is no failure, so only what semel raised counts.
-    found = None
-    with suppress(Exception):  # a JVM that says nothing does not keep us from saying what we know
-        found = error_in(str(run.running.query.exception() or ""))
-    failure = None if isinstance(found, QueryStopped) else found
-    if failure is None and not whole:
-        failure = run.running.undone()
-    hear(Happening("failed" if failure else "stopped", run.name, error=str(failure or "")))
-    return failure
-
-
-def _die(spark: SparkSession, number: int) -> None:
-    _kill_jvm(spark)
-    os._exit(128 + number)
-
-
-def _kill_jvm(spark: SparkSession) -> None:
-    with suppress(Exception):
-        gateway: Any = spark.sparkContext._gateway
-        gateway.proc.kill()
-
-
-class StopSignals:
-    """SIGTERM and SIGINT ask for a clean stop. The second one does what `at_once` says."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._before: dict[signal.Signals, Any] = {}
-        self.at_once: Callable[[int], None] = lambda number: os._exit(128 + number)
-
-    def __enter__(self) -> StopSignals:
-        self._before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-        self.install()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def install(self) -> None:
-        for number in self._before:
-            signal.signal(number, self._handle)
-
-    def is_asked(self) -> bool:
-        return self._asked.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        return self._asked.wait(seconds)
-
-    def _handle(self, number: int, _frame: object) -> None:
-        if self._asked.is_set():
-            self.at_once(number)
-        self._asked.set()

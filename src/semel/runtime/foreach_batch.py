@@ -15,7 +15,7 @@ from semel.decisions.log import Identity
 from semel.errors import BatchFailed, Fenced, QueryStopped, SemelError
 from semel.ids import Attempt, PipelineId
 from semel.runtime.arrow import ArrowLimit
-from semel.runtime.batch import Coordinator, Limits, Only, Report
+from semel.runtime.batch import Coordinator
 from semel.runtime.checkpoint import Checkpoint
 from semel.runtime.checks import Guarantee, check_executors
 from semel.runtime.commits import Waiting
@@ -24,6 +24,7 @@ from semel.runtime.hadoop_durability import hadoop_durability_warning
 from semel.runtime.handover import wait_for_older
 from semel.runtime.interpreter import require_python
 from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of
+from semel.runtime.phases import Limits, Only, Phases, Report
 from semel.runtime.query import RunningQuery, plan_must_run
 from semel.runtime.staging import check_rows, stage_rows
 from semel.runtime.startup import start_exactly_once, start_weaker
@@ -81,9 +82,9 @@ class BatchFunction:
         self._claimed = 0
         self._run_id = ""
         self._checkpoint: Checkpoint | None = None
-        self._coordinator: Coordinator | None = None
+        self._coordinator: Phases | None = None
         #: As above, but still known when it is closed.
-        self._latest: Coordinator | None = None
+        self._latest: Phases | None = None
         self._ending = threading.Lock()
         self._progress: KafkaProgress | None = None
         self._limit = ArrowLimit()
@@ -243,7 +244,8 @@ class BatchFunction:
     def _work(self, df: DataFrame, batch_id: int) -> Report:
         query = RunningQuery(df)
         coordinator = self._coordinator_for(query, df, batch_id)
-        coordinator.in_hand = partial(self._in_hand, query, batch_id)
+        if isinstance(coordinator, Coordinator):
+            coordinator.in_hand = partial(self._in_hand, query, batch_id)
         coordinator.is_stopped = lambda: not query.is_active
         progress = self._progress_of(query)
         progress.began(batch_id)
@@ -264,18 +266,14 @@ class BatchFunction:
             return {}
         return {offsets_of(batch_id): f"in memory: {in_hand}"}
 
-    def _run(self, coordinator: Coordinator, df: DataFrame, batch_id: int) -> Report:
+    def _run(self, coordinator: Phases, df: DataFrame, batch_id: int) -> Report:
         def stage(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
             durable = coordinator.context.marked
             return stage_rows(df, self.sinks, attempt, self._limit, durable=durable, only=only, plan=plan)
 
-        if self.guarantee == "exactly-once":
-            return coordinator.exactly_once(batch_id, stage)
-        if self.guarantee == "at-least-once":
-            return coordinator.at_least_once(batch_id, stage)
-        return coordinator.at_most_once(batch_id, stage)
+        return coordinator.run(batch_id, stage)
 
-    def _coordinator_for(self, query: RunningQuery, df: DataFrame, batch_id: int) -> Coordinator:
+    def _coordinator_for(self, query: RunningQuery, df: DataFrame, batch_id: int) -> Phases:
         """The coordinator of this run; a restarted query is a new run and claims anew."""
         if self._coordinator is None or self._run_id not in ("", query.run_id):
             query.refuse_what_breaks_the_guarantee(self.guarantee)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from semel.errors import ConfigError, SemelError
-from semel.runtime.batch import Limits
 from semel.runtime.checkpoint import Checkpoint
 from semel.runtime.checks import (
     Guarantee,
@@ -24,6 +23,7 @@ from semel.runtime.commits import Waiting, finished
 from semel.runtime.durability import power_loss_safe
 from semel.runtime.foreach_batch import BatchFunction, Listener
 from semel.runtime.handover import Watch
+from semel.runtime.phases import Limits
 from semel.runtime.query import CHECKPOINT_DEFAULT
 from semel.runtime.staging import check_rows
 from semel.sinks.base import Sink

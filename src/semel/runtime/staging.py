@@ -11,9 +11,9 @@ from semel import failpoints
 from semel.errors import ConfigError, SchemaMismatch, SemelError
 from semel.ids import Attempt
 from semel.runtime.arrow import ArrowLimit
-from semel.runtime.batch import Only
 from semel.runtime.fingerprint import IN_ORDER, with_hashes
 from semel.runtime.interpreter import error_of_worker
+from semel.runtime.phases import Only
 from semel.runtime.task import PARTS, ROW_BYTES, VERSIONS, TaskWriter, decode_parts, error_of_task
 from semel.runtime.versions import own_versions, require_same, sealed
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart

@@ -24,11 +24,13 @@ from semel.protocol.refusals import (
     refuse_replaced,
     refuse_rolled_back,
 )
-from semel.runtime.batch import Coordinator, Limits
+from semel.runtime.batch import Coordinator
 from semel.runtime.beginning import check_beginnings, check_overtaken
 from semel.runtime.commits import Waiting
+from semel.runtime.phases import Limits
 from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run, restore_plans
+from semel.runtime.weaker import Weaker
 from semel.sinks.base import Context, Participant, Remains, Sink
 from semel.sinks.evidence import UNSAID
 
@@ -62,8 +64,9 @@ def start_exactly_once(  # noqa: PLR0913 - the first four are what it starts, th
 
     `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for.
     """
-    coordinator = _claim(log, sinks, identity, marked=True, limits=limits, plans=plans, under_way=under_way)
-    coordinator.plans, coordinator.tell, coordinator.is_stopped = plans, tell, is_stopped
+    context = _claim(log, sinks, identity, marked=True, plans=plans, under_way=under_way)
+    coordinator = Coordinator(context, _participants(sinks, context), log, plans, limits)
+    coordinator.tell, coordinator.is_stopped = tell, is_stopped
     coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
     try:
         _recover(coordinator, log, plans, under_way, wait, {sink.name: sink.starts for sink in sinks})
@@ -113,17 +116,17 @@ def start_weaker(
     plans: Plans | None = None,
     wait: Wait = nobody_to_wait_for,
     under_way: int | None = None,
-) -> Coordinator:
+) -> Weaker:
     """At-least-once and at-most-once: no marker, no recovery; only what an earlier run staged is dropped."""
     if log is not None:
-        coordinator = _claim(log, sinks, identity, marked=False, limits=Limits(), plans=plans, under_way=under_way)
-        wait(log, coordinator.context.incarnation)
+        context = _claim(log, sinks, identity, marked=False, plans=plans, under_way=under_way)
+        wait(log, context.incarnation)
     else:
         context = Context(identity.pipeline, identity.name or identity.known_by, Incarnation(0), marked=False)
-        coordinator = Coordinator(context, _participants(sinks, context))
-    for participant in coordinator.participants.values():
+    weaker = Weaker(context, _participants(sinks, context), log)
+    for participant in weaker.participants.values():
         participant.abort(participant.recover().branches)
-    return coordinator
+    return weaker
 
 
 def _claim(
@@ -132,28 +135,27 @@ def _claim(
     identity: Identity,
     *,
     marked: bool,
-    limits: Limits,
     plans: Plans | None,
     under_way: int | None = None,
-) -> Coordinator:
+) -> Context:
     found = log.identity()
     if found is not None:
         _refuse_anothers_checkpoint(found, identity, log.store.describe())
     if plans is not None:
         check_beginnings(log, plans, sinks, identity.pipeline, under_way)
-    for sink in sinks if marked else ():
-        sink.check_store(identity.pipeline)
     # A newer semel that has claimed, and decided nothing yet, must not be fenced by a start that is refused later.
     log.claimed(log.newest_claim())
+    for sink in sinks if marked else ():
+        sink.check_store(identity.pipeline)
     if found is None:
         log.create_identity(identity)
     if plans is not None:
-        # The checks took their time, and another driver may have ended the batch meanwhile.
+        # The checks took their time. Another driver may have ended the batch meanwhile, or a newer semel have claimed.
         check_overtaken(log, plans, under_way)
+        log.claimed(log.newest_claim())
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
     failpoint("startup.claimed")
-    context = Context(identity.pipeline, _name(identity, found), incarnation, marked)
-    return Coordinator(context, _participants(sinks, context), log, limits=limits)
+    return Context(identity.pipeline, _name(identity, found), incarnation, marked)
 
 
 def _name(identity: Identity, found: Identity | None) -> str:

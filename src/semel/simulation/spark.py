@@ -11,8 +11,9 @@ from semel.decisions.log import DecisionLog, Identity
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, PipelineId
 from semel.protocol.plans import digest_of
-from semel.runtime.batch import Coordinator, Limits, Only
+from semel.runtime.batch import Coordinator
 from semel.runtime.offsets import commits_of, offsets_of
+from semel.runtime.phases import Limits, Only
 from semel.runtime.startup import start_exactly_once
 from semel.simulation.checkpoint import BEGINNING, Planned, plans_of
 from semel.simulation.line import CHECKPOINT, Line, TaskFailed

@@ -28,6 +28,7 @@ from semel.errors import (
 )
 from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import batch as batch_module
+from semel.runtime import phases as phases_module
 from semel.runtime import startup as startup_module
 from semel.runtime.offsets import commits_of, offsets_of
 from semel.runtime.work import Work
@@ -325,7 +326,7 @@ def the_real_code_in(world: World) -> Iterator[None]:
         (logging.getLogger("semel"), "disabled", True),
     ]
     if world.forgets_soon:
-        replaced += [(batch_module, "TIDY_EVERY_BATCHES", 2), (batch_module, "BATCHES_KEPT", 1)]
+        replaced += [(phases_module, "TIDY_EVERY_BATCHES", 2), (phases_module, "BATCHES_KEPT", 1)]
         replaced += [(log_module, "INCARNATIONS_KEPT", 3)]
     before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
     for place, name, value in replaced:

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, SemelError
 from semel.run import runner
+from semel.run.happenings import Happening
 from semel.run.loading import load_pipelines, split_target
-from semel.run.runner import Happening, exit_code, told_as_config_error
+from semel.run.runner import exit_code, told_as_config_error
 from semel.run.session import SparkSettings, open_session
 from semel.runtime.checks import check_sinks, check_sources
 from semel.runtime.pipeline import CHECKPOINT, Pipeline, StreamWriter
