@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.harness import OWN_HARNESSES, Harness
+from semel.sinks.kinds import kinds
+from tests.contract.harness import Harness
 from tests.contract.mysql_harness import MYSQL_HARNESSES
+from tests.contract.our_harnesses import OWN_HARNESSES
 from tests.contract.sql_harness import SQL_HARNESSES
+from tests.servers import address_of
 
 #: One for each sink, and where a sink has modes one for each of them.
 HARNESSES: dict[str, type[Harness]] = {**OWN_HARNESSES, **SQL_HARNESSES, **MYSQL_HARNESSES}
@@ -35,8 +38,7 @@ def durable_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 @contextmanager
 def _made(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Harness]:
     wanted = HARNESSES[kind]
-    address = getattr(request.getfixturevalue(wanted.server), wanted.address_of_server) if wanted.server else ""
-    made = wanted(folder, address)
+    made = wanted(folder, address_of(kinds()[wanted.kind].server, request))
     try:
         yield made
     finally:

@@ -26,8 +26,6 @@ class MySqlHarness(Harness):
 
     kind = "mysql"
     committed_failpoint = "mysql.committed"
-    server = "mariadb_server"
-    address_of_server = "url"
     mode: ClassVar[str] = "ledger"
     firm: ClassVar[bool] = False
     leak_batches = 60

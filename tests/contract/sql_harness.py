@@ -20,8 +20,6 @@ class PostgresHarness(Harness):
 
     kind = "postgres"
     committed_failpoint = "postgres.committed"
-    server = "postgres_server"
-    address_of_server = "url"
     mode: ClassVar[str] = "ledger"
     firm: ClassVar[bool] = False
     leak_batches = 60

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from semel.failpoints import FAILPOINTS
+from semel.failpoints import all_failpoints
 from semel.verify.power.disk import PowerDisk
 from semel.verify.power.forgetful import MODES, Mode
 from tests.e2e.test_kill_at_every_failpoint import NTH, POINTS
@@ -103,7 +103,7 @@ def test_power_cuts_at_every_failpoint(
 
 
 def test_the_chain_covers_every_point_that_these_sinks_pass() -> None:
-    assert {point.split("@")[0] for point, _ in (*FEW_HDFS, *FEW_ROCKSDB)} <= set(POINTS) <= set(FAILPOINTS)
+    assert {point.split("@")[0] for point, _ in (*FEW_HDFS, *FEW_ROCKSDB)} <= set(POINTS) <= set(all_failpoints())
     assert len(POINTS) == 17
 
 

@@ -1,4 +1,4 @@
-"""The sinks. A new one is one module here, one line in `registry.py`, one test harness and one page in docs/sinks."""
+"""The sinks. A new one is one package here, one record in `kinds.py`, one harness in tests/contract and one page."""
 
 from semel.sinks.base import Sink
 from semel.sinks.files import Files
