@@ -15,7 +15,7 @@ from semel.sinks.mysql.ids import due_table, seen_table
 from semel.sinks.mysql.url import settings_of
 from semel.sinks.mysql.xa import parse_xid
 from semel.sinks.sql.store import stage_table
-from tests.contract.harness import Harness, Rows, stage
+from semel.testing.harness import Harness, Rows, stage
 
 #: By default it is a day: a table that a test left locked would stop all that come after it.
 IMPATIENT = "SET lock_wait_timeout = 30"

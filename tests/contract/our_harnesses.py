@@ -19,7 +19,7 @@ from semel.sinks.kafka import Kafka
 from semel.sinks.kafka.pool import release_all, settle_all
 from semel.sinks.memory import Memory, memory_table
 from semel.sinks.sqlite import Sqlite
-from tests.contract.harness import Harness, Rows, context, open_descriptors, stage
+from semel.testing.harness import Harness, Rows, context, open_descriptors, stage
 from tests.kafka_world import KafkaWorld
 
 

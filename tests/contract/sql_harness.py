@@ -12,7 +12,7 @@ from semel.ids import Attempt
 from semel.sinks.base import Sink
 from semel.sinks.postgres import Postgres
 from semel.sinks.sql.store import stage_table
-from tests.contract.harness import Harness, Rows, stage
+from semel.testing.harness import Harness, Rows, stage
 
 
 class PostgresHarness(Harness):

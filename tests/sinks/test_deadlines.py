@@ -32,7 +32,7 @@ from semel.runtime.commits import Waiting
 from semel.runtime.startup import close_open_slot, sweep
 from semel.sinks.base import Participant, Sink, StagedPart
 from semel.sinks.sql import participant as sql_participant
-from tests.contract.harness import context
+from semel.testing.harness import context
 from tests.planned import plans
 from tests.sinks import kafka_rig, mysql_rig
 from tests.sinks.kafka_rig import Rig

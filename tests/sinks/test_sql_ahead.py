@@ -19,7 +19,7 @@ from semel.sinks.base import StagedPart, Writer
 from semel.sinks.sql import ahead as sql_ahead
 from semel.sinks.sql.participant import SqlParticipant
 from semel.sinks.sql.sink import SqlSink
-from tests.contract.harness import attempt, context, together
+from semel.testing.harness import attempt, context, together
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import rows, started
 from tests.sinks.postgres_rig import eventually

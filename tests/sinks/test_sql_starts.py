@@ -20,7 +20,7 @@ from semel.sinks.mysql import store as mysql_store
 from semel.sinks.postgres import Postgres
 from semel.sinks.postgres import connection as postgres_connection
 from semel.sinks.sql.sink import SqlSink
-from tests.contract.harness import OTHERS, context
+from semel.testing.harness import OTHERS, context
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import started
 from tests.sinks.postgres_rig import eventually

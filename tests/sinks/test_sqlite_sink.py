@@ -18,7 +18,7 @@ from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Participant
 from semel.sinks.sqlite import Sqlite
-from tests.contract.harness import arrow, attempt, context, rows_of
+from semel.testing.harness import arrow, attempt, context, rows_of
 from tests.sinks.participants import started
 
 TWO_COLUMNS = pa.schema([("id", pa.int64()), ("text", pa.string())])

@@ -1,6 +1,6 @@
 """One harness per sink: how to make a target, and how to look at it the way a user would.
 
-The suite in `test_sink_contract.py` says what a sink must do; nothing in here does.
+The suite in `contract.py` says what a sink must do; nothing in here does.
 """
 
 from __future__ import annotations
