@@ -102,9 +102,6 @@ class SqliteHarness(Harness):
             counts = (reader.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for (name,) in tables)  # noqa: S608 - ours
             return sum(counts)
 
-    def leave_staged(self, sink: Sink, which: Attempt, rows: Rows) -> None:
-        stage(sink, which, [rows])
-
     def put_foreign_things(self) -> None:
         self.spool.mkdir(exist_ok=True)
         (self.spool / "notes.txt").write_text("not ours")
@@ -156,9 +153,6 @@ class FilesHarness(Harness):
         own = self.path / "_semel"
         return sum(path.is_file() for top in ("manifests", "fences") for path in (own / top).rglob("*"))
 
-    def leave_staged(self, sink: Sink, which: Attempt, rows: Rows) -> None:
-        stage(sink, which, [rows])
-
     def put_foreign_things(self) -> None:
         self.staging.mkdir(parents=True, exist_ok=True)
         (self.staging / "notes.txt").write_text("not ours")
@@ -206,9 +200,6 @@ class KafkaHarness(Harness):
 
     def markers(self) -> int:
         return self.world.count_markers(self.suffix)
-
-    def leave_staged(self, sink: Sink, which: Attempt, rows: Rows) -> None:
-        stage(sink, which, [rows])
 
     def put_foreign_things(self) -> None:
         self.foreign.append(self.world.leave_open(f"semel-nonsense-{self.suffix}", f"orders_{self.suffix}"))

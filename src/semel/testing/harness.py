@@ -236,9 +236,9 @@ class Harness(ABC):
     def markers(self) -> int:
         """How many markers and fences the store holds."""
 
-    @abstractmethod
     def leave_staged(self, sink: Sink, which: Attempt, rows: Rows) -> None:
         """Leave rows staged in the store, as a task does whose driver died."""
+        stage(sink, which, [rows])
 
     @abstractmethod
     def put_foreign_things(self) -> None:
