@@ -21,7 +21,7 @@ from semel.sinks import kinds as kinds_module
 from semel.sinks.kinds import SHIPPED, SinkKind, collected, kind_of, kinds
 from semel.sinks.memory import Memory
 from semel.verify.readers import Reader
-from semel.verify.settings import built_in
+from semel.verify.settings import Settings, built_in
 from tests.contract.conftest import HARNESSES
 
 ROOT = Path(__file__).parent.parent
@@ -256,6 +256,22 @@ def test_a_broken_kind_is_told_once_and_whoever_needs_it_learns_why(
         ConfigError, match=r"The kind 'ledger' of sink memory_t is not known: semel-ledger 1.0 fails with"
     ):
         kind_of(Ledger("t"))
+
+
+def test_verify_refuses_a_sink_that_is_broken_or_needs_an_unknown_server(
+    installed: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed += [point("ledger", "no_such_module:KIND")]
+    with pytest.raises(
+        ConfigError, match=r"The sink ledger cannot be used: semel-ledger 1\.0 fails with ModuleNotFound"
+    ):
+        Settings(seed=1, sinks=("ledger",))
+    kind = SinkKind(Ledger, reader="semel.verify.readers.base:Reader", example=lambda at: Ledger(at.target), server="x")
+    monkeypatch.setattr(sys.modules[__name__], "LEDGER", kind)
+    installed[:] = [GOOD]
+    kinds_module._found.cache_clear()
+    with pytest.raises(ConfigError, match="There is no server for the sink ledger named x"):
+        Settings(seed=1, sinks=("ledger",))
 
 
 def test_a_sink_that_nobody_registered_is_told_what_is_missing(installed: list[EntryPoint]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from semel.dev.servers import KAFKA_NAME
 from semel.dev.servers import KINDS as SERVERS
 from semel.errors import ConfigError, MissingExtra
 from semel.runtime.checks import check_guarantee
-from semel.sinks.kinds import SinkKind, kinds
+from semel.sinks.kinds import SinkKind, kinds, refused
 from semel.verify.plan import KINDS, refuse_kinds_that_kill_nobody
 
 MASTER = "local[2]"
@@ -88,10 +88,12 @@ class Settings:
         if not self.sinks:
             return
         names, known = [sink.partition(":")[0] for sink in self.sinks], built_in()
+        _refuse_broken([name for name in names if name not in known])
         _refuse_unknown("sink of the built-in pipeline", names, known)
         if len(set(names)) < len(names):
             raise ConfigError(f"A sink is named twice: {', '.join(self.sinks)}.", remedy="Name each once.")
         for name, colon, mode in (sink.partition(":") for sink in self.sinks):
+            _refuse_unknown(f"server for the sink {name}", filter(None, [known[name].server]), SERVERS)
             if colon and not known[name].modes:
                 raise ConfigError(f"The sink {name} has no modes.", remedy=f"Name it without one: {name}.")
             if colon:
@@ -124,7 +126,17 @@ def built_in() -> dict[str, SinkKind]:
     return {kind.called or kind.name: kind for kind in kinds().values() if kind.reader and kind.example}
 
 
-def _refuse_unknown(what: str, names: Sequence[str], known: Collection[str]) -> None:
+def _refuse_broken(names: Sequence[str]) -> None:
+    """Kinds of other packages that are there, and give no sink."""
+    for name in names:
+        if name in refused():
+            raise ConfigError(
+                f"The sink {name} cannot be used: {refused()[name]}.",
+                remedy="Mend the package that brings it, or install it anew.",
+            )
+
+
+def _refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(f"There is no {what} named {', '.join(unknown)}.", remedy=f"Choose among {', '.join(known)}.")
