@@ -17,18 +17,10 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from semel.dev.kafka import KafkaCluster
-from semel.dev.mariadb import MariaDbServer
-from semel.dev.postgres import PostgresServer
 from semel.sinks.base import Sink
-from semel.sinks.files import Files
-from semel.sinks.kafka import Kafka
-from semel.sinks.kinds import SINKS
-from semel.sinks.memory import Memory
-from semel.sinks.mysql import MySql
-from semel.sinks.postgres import Postgres
-from semel.sinks.sqlite import Sqlite
+from semel.sinks.kinds import Venue, kind_of, kinds
 from tests.kafka_world import KafkaWorld
+from tests.servers import address_of
 
 tomllib = pytest.importorskip("tomllib")
 
@@ -100,7 +92,7 @@ def child(verb: str, *extras: str, modules: Iterable[str], **order: Any) -> Any:
 
 
 def test_every_extra_is_looked_at() -> None:
-    sinks = {kind for kind in SINKS if kind != "memory"}
+    sinks = {kind.extra for kind in kinds().values()} - {""}
     assert set(EXTRAS) == {*sinks, *MODULES, *NOT_ALONE, "all", "dev"}
 
 
@@ -117,31 +109,32 @@ def test_what_an_extra_does_not_bring_is_missed() -> None:
 
 @pytest.fixture
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
-    """One that commits task by task where there is one, on a real server."""
-    name = f"extras_{uuid.uuid4().hex[:8]}"
-    if request.param == "memory":
-        return Memory(name)
-    if request.param == "sqlite":
-        return Sqlite(str(tmp_path / "shop.db"), "orders")
-    if request.param == "files":
-        return Files(str(tmp_path / "lake"))
-    if request.param == "postgres":
-        postgres: PostgresServer = request.getfixturevalue("postgres_server")
-        return Postgres(postgres.url, name, mode="prepared", create=True)
-    if request.param == "mysql":
-        mysql: MariaDbServer = request.getfixturevalue("mariadb_server")
-        return MySql(mysql.url, name, mode="xa", create=True)
-    cluster: KafkaCluster = request.getfixturevalue("kafka_cluster")
-    world = KafkaWorld(cluster.bootstrap)
-    world.create_topics(name)
-    world.close()
-    return Kafka(cluster.bootstrap, name)
+    """An example of the kind, on a real server; one that commits task by task where there is one."""
+    kind, target = kinds()[request.param], f"extras_{uuid.uuid4().hex[:8]}"
+    address = address_of(kind.server, request)
+    assert kind.example is not None
+    examples = [kind.example(Venue(str(tmp_path), address, target, mode)) for mode in ("", *kind.modes)]
+    if kind.server == "kafka":
+        world = KafkaWorld(address)
+        world.create_topics(target)
+        world.close()
+    return max(examples, key=lambda sink: sink.capabilities.commits_by_task)
 
 
-@pytest.mark.parametrize("sink", SINKS, indirect=True)
+def test_databases_are_looked_at_where_they_commit_task_by_task() -> None:
+    for kind in kinds().values():
+        assert kind.example is not None
+        address = f"{kind.name}://u@localhost/d" if kind.modes else "localhost:1"
+        examples = [kind.example(Venue("x", address, "t", mode)) for mode in ("", *kind.modes)]
+        by_task = [sink.capabilities.commits_by_task for sink in examples]
+        assert any(by_task) == (kind.name in ("kafka", "postgres", "mysql"))
+
+
+@pytest.mark.parametrize("sink", kinds(), indirect=True)
 def test_a_sink_is_imported_unpickled_and_writes_a_batch_with_its_extra_alone(sink: Sink) -> None:
-    extras = [sink.kind] if sink.kind in EXTRAS else []
-    rows = RECORDS if sink.kind == "kafka" else ROWS
+    kind = kind_of(sink)
+    extras = [kind.extra] if kind.extra else []
+    rows = RECORDS if kind.takes_records else ROWS
     pickled = base64.b64encode(pickle.dumps(sink)).decode()
     order = {"sink": pickled, "rows": rows, "pipeline": str(uuid.uuid4())}
     assert child("write", *extras, modules=["semel"], **order) == ["COMMITTED"]

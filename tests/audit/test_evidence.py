@@ -18,7 +18,7 @@ from semel.sinks.memory import Memory
 from semel.sinks.postgres import Postgres
 from semel.sinks.sqlite import Sqlite
 from semel.sinks.sqlite.database import LEDGER_ROWS_KEPT
-from tests.contract.harness import OTHERS, OURS, Harness, Promise, attempt, commit, context, prepare, rows_of
+from semel.testing.harness import OTHERS, OURS, Harness, Promise, attempt, commit, context, prepare, rows_of
 from tests.sinks.participants import started
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.sinks.kafka.markers import Fate, Fence, WholeMarkerLog, fence_record, marker_record
 from semel.sinks.kafka.wire.requests import LogEnd, LogRecord
-from tests.contract.harness import OTHERS, OURS
+from semel.testing.harness import OTHERS, OURS
 
 SINK = "orders"
 Entry = LogRecord | LogEnd

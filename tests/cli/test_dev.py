@@ -188,8 +188,9 @@ def test_a_server_that_cannot_start_is_told_and_leaves_no_process(semel: Semel, 
 def usual_ports(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Ports that are free, as if they were the usual ones: somebody may use those of this machine."""
     postgres, mariadb = free_ports(2)
-    monkeypatch.setitem(servers.KINDS, "postgres", servers.open_database(PostgresServer, postgres))
-    monkeypatch.setitem(servers.KINDS, "mariadb", servers.open_database(MariaDbServer, mariadb))
+    for name, kind, port in (("postgres", PostgresServer, postgres), ("mariadb", MariaDbServer, mariadb)):
+        elsewhere = replace(servers.KINDS[name], open=servers.open_database(kind, port))
+        monkeypatch.setitem(servers.KINDS, name, elsewhere)
     return postgres, mariadb
 
 

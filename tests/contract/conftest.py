@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 
-from tests.contract.harness import OWN_HARNESSES, Harness
+from semel.sinks.kinds import kinds
+from semel.testing.fixtures import fixtures
+from semel.testing.harness import Harness
 from tests.contract.mysql_harness import MYSQL_HARNESSES
+from tests.contract.our_harnesses import OWN_HARNESSES
 from tests.contract.sql_harness import SQL_HARNESSES
+from tests.servers import address_of
 
 #: One for each sink, and where a sink has modes one for each of them.
 HARNESSES: dict[str, type[Harness]] = {**OWN_HARNESSES, **SQL_HARNESSES, **MYSQL_HARNESSES}
@@ -18,26 +18,9 @@ HARNESSES: dict[str, type[Harness]] = {**OWN_HARNESSES, **SQL_HARNESSES, **MYSQL
 SURVIVORS = [kind for kind, harness in HARNESSES.items() if harness.survives_the_process]
 
 
-@pytest.fixture(params=HARNESSES)
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
-    """A fresh target of each sink."""
-    with _made(request.param, request, tmp_path) as made:
-        yield made
+def address(harness: type[Harness], request: pytest.FixtureRequest) -> str:
+    """Of the server that the kind needs."""
+    return address_of(kinds()[harness.kind].server, request)
 
 
-@pytest.fixture(params=SURVIVORS)
-def durable_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
-    """A fresh target of each sink whose store outlives the process."""
-    with _made(request.param, request, tmp_path) as made:
-        yield made
-
-
-@contextmanager
-def _made(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Harness]:
-    wanted = HARNESSES[kind]
-    address = getattr(request.getfixturevalue(wanted.server), wanted.address_of_server) if wanted.server else ""
-    made = wanted(folder, address)
-    try:
-        yield made
-    finally:
-        made.end()
+harness, durable_harness = fixtures(HARNESSES, address)

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import pymysql
 
-from semel.ids import Attempt, parse_branch
+from semel.ids import parse_branch
 from semel.sinks.base import Sink
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql.url import settings_of
 from semel.sinks.mysql.xa import parse_xid
 from semel.sinks.sql.store import stage_table
-from tests.contract.harness import Harness, Rows, stage
+from semel.testing.harness import Harness, Rows
 
 #: By default it is a day: a table that a test left locked would stop all that come after it.
 IMPATIENT = "SET lock_wait_timeout = 30"
@@ -25,8 +25,6 @@ class MySqlHarness(Harness):
 
     kind = "mysql"
     committed_failpoint = "mysql.committed"
-    server = "mariadb_server"
-    address_of_server = "url"
     mode: ClassVar[str] = "ledger"
     firm: ClassVar[bool] = False
     leak_batches = 60
@@ -101,9 +99,6 @@ class MySqlHarness(Harness):
         tables = [t for t in ("semel_ledger", "semel_fence") if self._exists(t)]
         query = "SELECT count(*) FROM {} WHERE locate(%s, sink) > 0"
         return sum(self.run(query.format(t), self.suffix)[0][0] for t in tables)
-
-    def leave_staged(self, sink: Sink, which: Attempt, rows: Rows) -> None:
-        stage(sink, which, [rows])
 
     def put_foreign_things(self) -> None:
         self.run(f"CREATE TABLE semel_stage_notes_{self.suffix} (id int)")

@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 
 import psycopg
 
-from semel.ids import Attempt
 from semel.sinks.base import Sink
 from semel.sinks.postgres import Postgres
 from semel.sinks.sql.store import stage_table
-from tests.contract.harness import Harness, Rows, stage
+from semel.testing.harness import Harness, Rows
 
 
 class PostgresHarness(Harness):
@@ -20,8 +19,6 @@ class PostgresHarness(Harness):
 
     kind = "postgres"
     committed_failpoint = "postgres.committed"
-    server = "postgres_server"
-    address_of_server = "url"
     mode: ClassVar[str] = "ledger"
     firm: ClassVar[bool] = False
     leak_batches = 60
@@ -89,9 +86,6 @@ class PostgresHarness(Harness):
     def markers(self) -> int:
         tables = [t for t in ("semel_ledger", "semel_fence") if self._exists(t)]
         return sum(self.run(f'SELECT count(*) FROM "{self.schema}"."{t}"')[0][0] for t in tables)  # noqa: S608 - ours
-
-    def leave_staged(self, sink: Sink, which: Attempt, rows: Rows) -> None:
-        stage(sink, which, [rows])
 
     def put_foreign_things(self) -> None:
         self.run(f'CREATE TABLE "{self.schema}".semel_stage_notes (id int)')

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from semel.dev.database import DatabaseServer
-from semel.failpoints import FAILPOINTS, SELDOM
+from semel.failpoints import all_failpoints
 from semel.protocol.invariants import nothing_duplicated, nothing_lost
 from tests.e2e.kafka_audit import PARTITIONS, Findings
 from tests.e2e.kafka_game import KafkaGame
@@ -141,7 +141,7 @@ CREATE_TABLE = "CREATE TABLE {table} (id bigint, part bigint, place bigint, task
 CREATE_INDEX = "CREATE INDEX i_{table} ON {table} (part, place)"
 #: What such a pipeline passes.
 KINDS = ("startup", "batch", "log", "task", "kafka", "postgres", "mysql")
-POINTS = tuple(p for p in FAILPOINTS if p.split(".")[0] in KINDS and p not in SELDOM)
+POINTS = tuple(name for name, p in all_failpoints().items() if name.split(".")[0] in KINDS and not p.seldom)
 LEDGER = (
     "SELECT sink, batch, part, attempt, incarnation, row_count FROM semel_ledger "
     "WHERE pipeline = '{pipeline}' ORDER BY batch, part"

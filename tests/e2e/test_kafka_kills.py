@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from semel.failpoints import FAILPOINTS
+from semel.failpoints import all_failpoints
 from tests.e2e.kafka_game import KafkaGame, forwarded
 from tests.e2e.kafka_points import IN_A_TASK, POINTS
 
@@ -67,4 +67,4 @@ def test_kill_at_every_failpoint(make_kafka_game: Callable[..., KafkaGame]) -> N
 
 def test_the_order_names_every_failpoint_that_a_kafka_pipeline_passes() -> None:
     assert sorted(ORDER) == sorted(POINTS)
-    assert set(NTH) <= set(FAILPOINTS)
+    assert set(NTH) <= set(all_failpoints())

@@ -18,7 +18,7 @@ from semel.audit.results import Audit
 from semel.decisions.files import FileStore
 from semel.decisions.log import DecisionLog
 from semel.durable import checksum_of, sync_file, sync_folder
-from semel.failpoints import FAILPOINTS
+from semel.failpoints import all_failpoints
 from semel.runtime.checkpoint import LOG_FOLDER, Checkpoint
 from semel.runtime.plans import SparkPlans
 from semel.verify.power.disk import PowerDisk
@@ -146,7 +146,7 @@ def test_power_cuts_at_every_failpoint(
 
 
 def test_the_chain_covers_every_point_that_these_sinks_pass() -> None:
-    assert {point.split("@")[0] for point, _ in (*FEW_HDFS, *FEW_ROCKSDB)} <= set(POINTS) <= set(FAILPOINTS)
+    assert {point.split("@")[0] for point, _ in (*FEW_HDFS, *FEW_ROCKSDB)} <= set(POINTS) <= set(all_failpoints())
     assert len(POINTS) == 17
 
 

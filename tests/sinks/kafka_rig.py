@@ -20,7 +20,7 @@ from semel.sinks.kafka.participant import KafkaParticipant
 from semel.sinks.kafka.pool import release_all
 from semel.sinks.kafka.sink import CONTROL_TOPIC, Kafka
 from semel.sinks.kafka.wire.requests import LogRecord, Transaction
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.kafka_world import KafkaWorld
 
 TIMEOUT_S = 5.0

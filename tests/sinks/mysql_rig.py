@@ -17,7 +17,7 @@ from semel.sinks.base import Participant
 from semel.sinks.mysql import MySql
 from semel.sinks.mysql.connection import quote
 from semel.sinks.mysql.url import settings_of
-from tests.contract.harness import attempt, context, together
+from semel.testing.harness import attempt, context, together
 from tests.contract.mysql_harness import IMPATIENT
 from tests.sinks.participants import prepare, started
 

@@ -15,7 +15,7 @@ from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable
 from semel.sinks.base import Context, Participant, Sink, StagedPart
-from tests.contract.harness import context
+from semel.testing.harness import context
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from semel.dev.postgres import PostgresServer
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Participant
 from semel.sinks.postgres import Postgres
-from tests.contract.harness import attempt, context, together
+from semel.testing.harness import attempt, context, together
 from tests.sinks.participants import prepare, started
 
 KEYED = ("upsert", "dedup", "versions")

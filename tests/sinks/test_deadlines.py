@@ -36,7 +36,7 @@ from semel.runtime.startup import close_open_slot, sweep
 from semel.sinks.base import Participant, Sink, StagedPart
 from semel.sinks.sql import participant as sql_participant
 from semel.sinks.sql.store import Held
-from tests.contract.harness import context
+from semel.testing.harness import context
 from tests.planned import plans
 from tests.processes import wait_until
 from tests.sinks import kafka_rig, mysql_rig

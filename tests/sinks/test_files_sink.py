@@ -22,7 +22,7 @@ from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Participant, StagedPart
 from semel.sinks.files import sink as files_module
 from semel.sinks.files.sink import COMPRESSIONS, Files, committed_files, read_committed
-from tests.contract.harness import (
+from semel.testing.harness import (
     OTHERS,
     OURS,
     SCHEMA,

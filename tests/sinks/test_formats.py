@@ -17,7 +17,7 @@ from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Committable
 from semel.sinks import Files, Sqlite
 from semel.sinks.base import Context, Sink
-from tests.contract.harness import OTHERS, OURS, rows_of, stage
+from semel.testing.harness import OTHERS, OURS, rows_of, stage
 
 PLAN = "sha256:" + "0" * 64
 ATTEMPT = Attempt(OURS, 3, 0, Incarnation(1))

@@ -35,7 +35,7 @@ from semel.kafka.connection import to_kafka_python
 from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka.pool import release_all, settle_all
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import RECORD, Rig, prepare, prepare_one, records_of, stage, started
 

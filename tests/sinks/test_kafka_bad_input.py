@@ -17,7 +17,7 @@ from semel.ids import Branch
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka.reach import Reach
 from semel.sinks.kafka.topics import ensure_control_topic
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.sinks.kafka_rig import RECORD, Rig, records_of, stage, started
 
 NOTHING_STARTED = "  the data now: nothing was started and no row was written\n"

@@ -28,7 +28,7 @@ from semel.sinks.kafka import Kafka
 from semel.sinks.kafka import participant as kafka_participant
 from semel.sinks.kafka.markers import Fate, partition_of
 from semel.sinks.kafka.topics import IN_SYNC, TRANSACTION_STATE, UNCLEAN
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare_one, records_of, stage, stage_one, started
 

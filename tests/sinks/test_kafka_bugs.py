@@ -25,7 +25,7 @@ from semel.sinks.kafka.pool import release_all, settle_all
 from semel.sinks.kafka.sink import Kafka
 from semel.sinks.kafka.wire.producer import suits
 from semel.sinks.kafka.wire.requests import Transaction
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare, prepare_one, records_of, stage, stage_one, started
 

@@ -28,7 +28,7 @@ from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka.pool import release_all
 from semel.sources.kafka_broker import Broker, with_its_tokens
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.kerberos_library import gssapi_folder
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import RECORD, Rig, prepare, prepare_one, records_of, stage, started

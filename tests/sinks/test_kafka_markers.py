@@ -25,7 +25,7 @@ from semel.sinks.kafka.markers import (
     partition_of,
 )
 from semel.sinks.kafka.wire.requests import LogEnd, LogRecord, Slice, Transaction
-from tests.contract.harness import OTHERS, OURS
+from semel.testing.harness import OTHERS, OURS
 
 SINK = "orders"
 Entry = LogRecord | LogEnd

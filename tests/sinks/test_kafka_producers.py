@@ -28,7 +28,7 @@ from semel.sinks.kafka.ids import Lease, Use, id_pattern
 from semel.sinks.kafka.markers import Fate
 from semel.sinks.kafka.pool import WARM_MAX, Pool, Ready
 from semel.sinks.kafka.wire.requests import LogRecord
-from tests.contract.harness import OTHERS, OURS, attempt
+from semel.testing.harness import OTHERS, OURS, attempt
 from tests.sinks.kafka_rig import Rig, prepare, records_of, stage_one, started
 
 HOLDER = """

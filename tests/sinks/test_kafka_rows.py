@@ -20,7 +20,7 @@ from semel.sinks.kafka.producers import RowProducer, make_producer
 from semel.sinks.kafka.rows import rows_by_topic
 from semel.sinks.kafka.wire.producer import DirectProducer, suits
 from semel.sinks.kafka.wire.requests import LogRecord
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.sinks.kafka_rig import Rig, prepare, records_of, started, write
 
 PARTITIONS = 5

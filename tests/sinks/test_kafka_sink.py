@@ -21,7 +21,7 @@ from semel.protocol.events import Outcome
 from semel.sinks.kafka import Kafka
 from semel.sinks.kafka.markers import Fate
 from semel.sinks.kafka.pool import settle_all
-from tests.contract.harness import OTHERS, attempt, context
+from semel.testing.harness import OTHERS, attempt, context
 from tests.processes import wait_until
 from tests.sinks.kafka_rig import Rig, prepare_one, records_of, stage, stage_one, started, write
 

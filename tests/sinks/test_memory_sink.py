@@ -11,7 +11,7 @@ import pyarrow as pa
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.sinks.memory import Memory
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 
 
 def test_every_value_comes_out_as_it_went_in() -> None:

@@ -11,7 +11,7 @@ import pytest
 from semel.dev.mariadb import mariadb
 from semel.errors import BatchFailed
 from semel.sinks.mysql.url import settings_of
-from tests.contract.harness import attempt
+from semel.testing.harness import attempt
 from tests.sinks.mysql_rig import MODES, Database, write
 from tests.sinks.participants import prepare, rows, started
 

@@ -27,7 +27,7 @@ from semel.sinks.mysql.loaders.text import Inserts, LoadData
 from semel.sinks.mysql.store import columns_of
 from semel.sinks.mysql.types import DAYS, Column, Unfit, encoder
 from semel.sinks.mysql.writer import MySqlWriter
-from tests.contract.harness import attempt
+from semel.testing.harness import attempt
 from tests.sinks.certificates import Certificate, certificate
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
 from tests.sinks.participants import column, prepare, rows, started

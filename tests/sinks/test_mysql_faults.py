@@ -24,7 +24,7 @@ from semel.sinks.mysql import connection as mysql_connection
 from semel.sinks.mysql import store as mysql_store
 from semel.sinks.mysql import wire as mysql_wire
 from semel.sinks.mysql.url import settings_of
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
 from tests.sinks.participants import error_of, prepare, rows, stage_at_once, started
 from tests.sinks.postgres_rig import eventually

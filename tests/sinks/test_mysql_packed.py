@@ -23,7 +23,7 @@ from semel.sinks.mysql.loaders import bulk as mysql_bulk
 from semel.sinks.mysql.loaders import packed as mysql_packed
 from semel.sinks.mysql.loaders.packed import Packer
 from semel.sinks.sql.store import stage_table
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.processes import wait_until
 from tests.sinks.mysql_rig import KEYED, Database, commit, db, stamped, write
 from tests.sinks.participants import prepare, rows, started

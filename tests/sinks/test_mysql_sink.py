@@ -16,7 +16,7 @@ from semel.sinks.mysql import MySql
 from semel.sinks.mysql import wire as mysql_wire
 from semel.sinks.mysql.ids import forget_old
 from semel.sinks.sql import participant as sql_participant
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.sinks.mysql_rig import KEYED, MODES, Database, commit, db, stamped, write
 from tests.sinks.participants import prepare, rows, started
 

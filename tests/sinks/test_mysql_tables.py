@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch
-from tests.contract.harness import attempt
+from semel.testing.harness import attempt
 from tests.sinks.mysql_rig import KEYED, MODES, Database, db, write
 from tests.sinks.participants import prepare, rows, started
 

@@ -30,7 +30,7 @@ from semel.sinks.mysql.loaders.packed import Packer
 from semel.sinks.mysql.loaders.text import Inserts, LoadData
 from semel.sinks.mysql.types import Column, encoder
 from semel.sinks.mysql.writer import MySqlWriter
-from tests.contract.harness import attempt
+from semel.testing.harness import attempt
 from tests.sinks.mysql_rig import Database, commit, db, own_server, write
 from tests.sinks.participants import column, prepare, rows, started
 

@@ -19,7 +19,7 @@ from semel.sinks.mysql import xa as mysql_xa
 from semel.sinks.mysql.connection import Place
 from semel.sinks.mysql.loaders import base as mysql_loaders
 from semel.sinks.mysql.xa import FREE, HELD, VISIBLE, end_prepared, fate, parse_xid, xid
-from tests.contract.harness import OURS, attempt, context
+from semel.testing.harness import OURS, attempt, context
 from tests.sinks.mysql_rig import MODES, Database, commit, db, own_server, write
 from tests.sinks.participants import prepare, rows, started
 

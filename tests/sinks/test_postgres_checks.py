@@ -22,7 +22,7 @@ from semel.protocol.events import Outcome
 from semel.runtime.arrow import ArrowLimit
 from semel.runtime.staging import stage_rows
 from semel.sinks.postgres import Postgres
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.sinks.participants import prepare, rows, started
 from tests.sinks.postgres_rig import MODES, Database, commit, db, eventually, quoted, write
 

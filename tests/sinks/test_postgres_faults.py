@@ -29,7 +29,7 @@ from semel.sinks.postgres import Postgres
 from semel.sinks.postgres.store import application_name
 from semel.sinks.sql.sink import PIECE_ROWS
 from semel.sinks.sql.store import stage_table
-from tests.contract.harness import OTHERS, OURS, attempt, context, open_descriptors
+from semel.testing.harness import OTHERS, OURS, attempt, context, open_descriptors
 from tests.planned import plans
 from tests.sinks.participants import error_of, prepare, rows, stage_at_once, started
 from tests.sinks.postgres_rig import MODES, Database, commit, db, eventually, quoted, write
@@ -452,7 +452,7 @@ from pathlib import Path
 import pyarrow as pa
 from semel.ids import Branch
 from semel.sinks.postgres import Postgres
-from tests.contract.harness import attempt
+from semel.testing.harness import attempt
 sink = Postgres(sys.argv[1], "orders", schema=sys.argv[2], mode="ledger", create=True)
 batch = pa.RecordBatch.from_arrays(
     [pa.array(range(10_000)), pa.array([f"a text of row {n}" for n in range(10_000)]), pa.array([1.5] * 10_000)],

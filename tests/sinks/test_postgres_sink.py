@@ -14,7 +14,7 @@ from semel.errors import BatchFailed, SchemaMismatch
 from semel.protocol.events import Outcome
 from semel.sinks.postgres import Postgres
 from semel.sinks.sql import participant as sql_participant
-from tests.contract.harness import attempt, context
+from semel.testing.harness import attempt, context
 from tests.sinks.participants import prepare, rows, started
 from tests.sinks.postgres_rig import MODES, Database, commit, db, quoted, write
 

@@ -11,7 +11,7 @@ import pytest
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch
 from semel.protocol.events import Outcome
 from semel.sinks.postgres import Postgres
-from tests.contract.harness import attempt
+from semel.testing.harness import attempt
 from tests.sinks.participants import column, prepare, rows, started
 from tests.sinks.postgres_rig import KEYED, MODES, Database, commit, db, quoted, write
 

@@ -9,7 +9,7 @@ import pytest
 
 from semel.ids import Branch
 from semel.sinks.sqlite.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
-from tests.contract.harness import OTHERS, OURS, arrow, attempt, rows_of
+from semel.testing.harness import OTHERS, OURS, arrow, attempt, rows_of
 
 
 def branch(task: int = 0) -> Branch:

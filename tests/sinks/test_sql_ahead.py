@@ -19,7 +19,7 @@ from semel.sinks.base import StagedPart, Writer
 from semel.sinks.sql import ahead as sql_ahead
 from semel.sinks.sql.participant import SqlParticipant
 from semel.sinks.sql.sink import SqlSink
-from tests.contract.harness import attempt, context, together
+from semel.testing.harness import attempt, context, together
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import rows, started
 from tests.sinks.postgres_rig import eventually
@@ -265,12 +265,13 @@ import sys, time
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.sinks.sql import ahead as sql_ahead
 from semel.sinks.base import Context
-from semel.sinks.kinds import SINKS
+from semel.sinks.kinds import kinds
 import pyarrow as pa
 
 kind, url, table, schema, name, pipeline, firm = sys.argv[1:]
 sql_ahead.LOOK_PAUSE_S = 0.01
-sink = SINKS[kind](url, table, schema=schema, name=name, mode="upsert", key=["id"], firm=firm == "True", piece_rows=2)
+settings = dict(schema=schema, name=name, mode="upsert", key=["id"], firm=firm == "True", piece_rows=2)
+sink = kinds()[kind].sink(url, table, **settings)
 participant = sink.participant(Context(PipelineId(pipeline), "test", Incarnation(2)))
 participant.fence()
 which = Attempt(PipelineId(pipeline), 1, 0, Incarnation(2))

@@ -19,7 +19,7 @@ from semel.ids import Attempt, Branch
 from semel.protocol.events import Outcome
 from semel.sinks.base import Participant, StagedPart, Writer
 from semel.sinks.sql.sink import SqlSink
-from tests.contract.harness import attempt, context, together
+from semel.testing.harness import attempt, context, together
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import rows, started
 from tests.sinks.pooler import HangUp, Pooler, pooler_before

@@ -22,7 +22,7 @@ from semel.sinks.mysql import store as mysql_store
 from semel.sinks.postgres import Postgres
 from semel.sinks.postgres import connection as postgres_connection
 from semel.sinks.sql.sink import SqlSink
-from tests.contract.harness import OTHERS, attempt, context
+from semel.testing.harness import OTHERS, attempt, context
 from tests.sinks import mysql_rig, postgres_rig
 from tests.sinks.participants import prepare, rows, started
 from tests.sinks.postgres_rig import eventually

@@ -22,7 +22,7 @@ from semel.sinks.base import Participant
 from semel.sinks.sqlite import Sqlite
 from semel.sinks.sqlite import database as database_module
 from semel.sinks.sqlite.sink import _SqliteParticipant
-from tests.contract.harness import arrow, attempt, context, rows_of
+from semel.testing.harness import arrow, attempt, context, rows_of
 from tests.sinks.participants import started
 
 TWO_COLUMNS = pa.schema([("id", pa.int64()), ("text", pa.string())])

@@ -15,7 +15,7 @@ from semel.runtime.startup import strange_marks
 from semel.sinks.base import Sink
 from semel.sinks.evidence import UNSAID, Evidence, Mark
 from semel.sinks.sqlite import Sqlite
-from tests.contract.harness import OTHERS, OURS, arrow, attempt, rows_of
+from semel.testing.harness import OTHERS, OURS, arrow, attempt, rows_of
 from tests.sinks.participants import prepare, started
 
 if TYPE_CHECKING:

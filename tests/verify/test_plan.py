@@ -9,9 +9,9 @@ import pytest
 
 import semel
 from semel.errors import ConfigError
-from semel.failpoints import FAILPOINTS, SELDOM, VARIABLE, parse
+from semel.failpoints import VARIABLE, all_failpoints, parse
 from semel.verify import plan
-from semel.verify.plan import IN_A_TASK, KINDS, WEIGHTS, Fault, kinds_possible, plan_faults, points_for
+from semel.verify.plan import KINDS, WEIGHTS, Fault, kinds_possible, plan_faults, points_for
 
 SERVERS = ("kafka", "postgres")
 ALL = points_for([semel.Sqlite("x.db", "t"), semel.Kafka("localhost:1", "t")], "exactly-once")
@@ -136,8 +136,10 @@ def test_the_failpoints_are_those_of_the_sinks(tmp_path: Path) -> None:
         semel.Postgres("postgresql://u@localhost/d", "t"),
         semel.MySql("mysql://u@localhost/d", "t"),
     ]
-    assert points_for(everything, "exactly-once") == tuple(p for p in FAILPOINTS if p not in SELDOM)
-    assert set(IN_A_TASK) <= set(FAILPOINTS)
+    known = all_failpoints()
+    assert points_for(everything, "exactly-once") == tuple(name for name, point in known.items() if not point.seldom)
+    in_a_task = {name for name, point in known.items() if point.in_a_task}
+    assert in_a_task == {"task.wrote", "task.prepared", "kafka.marked"}
 
 
 def test_a_task_that_prepares_for_itself_leaves_the_driver_nothing_to_move() -> None:

@@ -27,13 +27,13 @@ from semel.errors import ConfigError, SinkUnavailable
 from semel.sinks import Files, Kafka, Memory, MySql, Postgres, Sink, Sqlite
 from semel.sinks.mysql.url import settings_of
 from semel.sources.plan import PlannedSource
+from semel.testing.harness import OTHERS, OURS, attempt, commit, context, prepare, rows_of, stage
 from semel.verify.feeders import KafkaPlace, open_feeder
 from semel.verify.kafka_feeder import create_topics
 from semel.verify.proxy import Proxy
 from semel.verify.readers import Reader, open_reader
 from semel.verify.servers import start_servers
 from semel.verify.workload import DEFAULT, Workload
-from tests.contract.harness import OTHERS, OURS, attempt, commit, context, prepare, rows_of, stage
 from tests.kafka_world import KafkaWorld
 from tests.processes import wait_until
 from tests.sinks.participants import started

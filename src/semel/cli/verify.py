@@ -15,13 +15,16 @@ import typer
 from rich.console import Console
 
 from semel.cli.run import key_and_value
+from semel.dev.servers import KINDS as SERVERS
 from semel.errors import SemelError
+from semel.sinks.kinds import SHIPPED
 from semel.verify.audit import Audit
 from semel.verify.plan import KINDS
 from semel.verify.run import Result, verify
-from semel.verify.settings import BUILT_IN, MASTER, SERVERS, Settings
+from semel.verify.settings import MASTER, Settings
 
 EXIT_CODES = {True: 0, False: 1, "unknown": 3}
+EXAMPLES = [kind.called or kind.name for kind in SHIPPED if kind.reader]
 COLOURS = {True: "bold green", False: "bold red", "unknown": "bold yellow"}
 WORDS = {
     True: "true: every row that went in is there, exactly as often as it should be",
@@ -35,7 +38,8 @@ def verify_command(  # noqa: PLR0913, PLR0917 - one for each option
     sinks: Annotated[
         str,
         typer.Option(
-            help=f"Instead of a file: the built-in pipeline, into {', '.join(BUILT_IN)}; postgres:upsert names a mode."
+            help=f"Instead of a file: the built-in pipeline, into {', '.join(EXAMPLES)}, or a kind of yours; "
+            "postgres:upsert names a mode."
         ),
     ] = "",
     servers: Annotated[str, typer.Option("--with", help=f"Servers to start for this run: {', '.join(SERVERS)}.")] = "",

@@ -6,11 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from semel.failpoints import FAILPOINTS
+from semel.failpoints import all_failpoints
 
-#: Points that a task reaches are left out: they kill a Python worker, which ends in an error of the query, and here the
-#: whole process group is to die without a word.
-IN_TASKS = ("task.wrote", "task.prepared", "kafka.marked")
 NTH_MAX = 3
 DELAY_S_MAX = 2.0
 
@@ -34,10 +31,13 @@ class Kill:
 
 
 def points_of(store: str) -> tuple[str, ...]:
-    """What a pipeline with a sink of this kind reaches in its driver."""
-    return tuple(
-        p for p in FAILPOINTS if p.startswith(("startup.", "batch.", "log.", f"{store}.")) and p not in IN_TASKS
-    )
+    """What a pipeline with a sink of this kind reaches in its driver.
+
+    A point in a task kills a Python worker, which ends in an error of the query; here the whole process group is to die
+    without a word.
+    """
+    of_ours = ("startup.", "batch.", "log.", f"{store}.")
+    return tuple(name for name, p in all_failpoints().items() if name.startswith(of_ours) and not p.in_a_task)
 
 
 def plan_kills(seed: int, count: int, store: str = "sqlite") -> tuple[Kill, ...]:

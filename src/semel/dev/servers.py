@@ -61,6 +61,16 @@ Open = Callable[[Path, Sequence[Member], Wish, Say], Server]
 
 
 @dataclass(frozen=True)
+class ServerKind:
+    """`variable` is the one of the environment in which a pipeline finds what to connect with."""
+
+    open: Open
+    variable: str
+    #: Of a database: what lays one out in a folder, at a port.
+    database: type[DatabaseServer] | None = None
+
+
+@dataclass(frozen=True)
 class Status:
     """How a server is."""
 
@@ -178,7 +188,7 @@ def _without_password(url: str) -> str:
 def _open(name: str) -> Open:
     if name not in KINDS:
         raise ConfigError(f"There is no server {name!r}.", remedy=f"Name one of those that exist: {', '.join(KINDS)}.")
-    return KINDS[name]
+    return KINDS[name].open
 
 
 # Kafka --------------------------------------------------------------------------------------------------------------
@@ -226,8 +236,8 @@ def open_database(kind: type[DatabaseServer], usual_port: int) -> Open:
     return open_one
 
 
-KINDS: Mapping[str, Open] = {
-    KAFKA_NAME: _open_kafka,
-    "postgres": open_database(PostgresServer, POSTGRES_PORT),
-    "mariadb": open_database(MariaDbServer, MARIADB_PORT),
+KINDS: Mapping[str, ServerKind] = {
+    KAFKA_NAME: ServerKind(_open_kafka, "SEMEL_KAFKA_SERVERS"),
+    "postgres": ServerKind(open_database(PostgresServer, POSTGRES_PORT), "SEMEL_POSTGRES_URL", PostgresServer),
+    "mariadb": ServerKind(open_database(MariaDbServer, MARIADB_PORT), "SEMEL_MARIADB_URL", MariaDbServer),
 }

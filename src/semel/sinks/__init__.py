@@ -1,4 +1,4 @@
-"""The sinks. A new one is one package here, one line in `kinds.py`, one test harness and one page in docs/sinks."""
+"""The sinks. A new one is one package here, one record in `kinds.py`, one harness in tests/contract and one page."""
 
 from typing import TYPE_CHECKING
 

@@ -7,7 +7,7 @@
     Remains       what a participant finds of ours in the store at start
     Evidence      what a sink can prove of batches, for audits
 
-One contract suite (tests/contract) covers every sink.
+One contract suite (semel.testing.contract) covers every sink.
 """
 
 from __future__ import annotations

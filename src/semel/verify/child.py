@@ -34,6 +34,7 @@ from semel.runtime.checks import check_sinks, check_sources
 from semel.runtime.pipeline import CHECKPOINT, Pipeline, StreamWriter
 from semel.runtime.staging import arrow_schema
 from semel.sinks.base import Sink
+from semel.sinks.kinds import kind_of
 from semel.sources.plan import PlannedSource, planned_sources
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Probe:
     sinks: tuple[Sink, ...]
     sources: tuple[PlannedSource, ...]
     columns: Mapping[str, tuple[str, ...]]
-    #: Of a Kafka sink the fields of the JSON that its values are, where the plan says so.
+    #: Of a sink of records the fields of the JSON that its values are, where the plan says so.
     fields: Mapping[str, tuple[str, ...]]
     is_stateful: bool
 
@@ -153,7 +154,7 @@ def describe_writer(pipeline: Pipeline, writer: StreamWriter) -> Probe:
         sinks=sinks,
         sources=tuple(planned_sources(plan)),
         columns={sink.name: _columns(writer.df, sink) for sink in sinks},
-        fields={sink.name: found for sink in sinks if sink.kind == "kafka" and (found := json_fields(writer.df, sink))},
+        fields={sink.name: found for sink in sinks if (found := _fields(writer.df, sink))},
         is_stateful=any(_keeps_state(node) for node in _nodes(plan)),
     )
 
@@ -162,6 +163,10 @@ def _columns(df: DataFrame, sink: Sink) -> tuple[str, ...]:
     schema = arrow_schema(df, sink)
     sink.check(schema)
     return tuple(schema.names)
+
+
+def _fields(df: DataFrame, sink: Sink) -> tuple[str, ...]:
+    return json_fields(df, sink) if kind_of(sink).takes_records else ()
 
 
 def json_fields(df: DataFrame, sink: Sink) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from semel.errors import SemelError
+from semel.failpoints import all_failpoints
 from semel.verify.disk import Disk, ForgetfulDisk
 from semel.verify.history import Event
 from semel.verify.life import Life, signal_one
-from semel.verify.plan import IN_A_TASK, Fault
+from semel.verify.plan import Fault
 from semel.verify.servers import Server
 
 FIRST_BATCH_S_MAX = 180.0
@@ -331,7 +332,7 @@ class Nemesis:
                 raise Broken(f"{fault}: life {life.number} was killed, and not by this run; is memory short?")
             self._count(fault, kills=1, counted=counted)
             return f"{before}killed"
-        if fault.point in IN_A_TASK and life.error:
+        if fault.point and life.error and all_failpoints()[fault.point].in_a_task:
             # Its Python worker was killed, and Spark failed the batch.
             self._count(fault, kills=1)
             return f"{before}a task killed"

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semel.errors import ConfigError
-from semel.failpoints import FAILPOINTS, SELDOM, VARIABLE
+from semel.failpoints import PROTOCOL, VARIABLE, all_failpoints
 from semel.sinks.base import Sink
+from semel.sinks.kinds import kind_of
 from semel.verify.power.forgetful import MODES
 
 #: What can be done -> what it is.
@@ -45,10 +46,8 @@ SEEDS = 1_000_000
 
 #: Where a driver is stopped so that it becomes a zombie, or so that a server dies between two steps.
 BETWEEN = ("batch.staged", "batch.prepared", "batch.decided", "batch.committed")
-#: Where a driver holds the lock of an SQLite database. Nobody but itself can end that, so a zombie is not made there.
+#: Where a driver may hold a lock that nobody but itself can end: a zombie is not made there then.
 LOCKED = ("batch.prepared", "batch.decided")
-#: Points of a task take only its Python worker along: Spark fails the batch, and the driver ends with an error.
-IN_A_TASK = ("task.wrote", "task.prepared", "kafka.marked")
 
 
 @dataclass(frozen=True)
@@ -144,24 +143,23 @@ def points_for(sinks: Sequence[Sink], guarantee: str) -> tuple[str, ...]:
     """The failpoints that each batch, or each start, of such a pipeline passes."""
     passed = {"batch.began", "task.wrote", "task.prepared", "batch.staged", "batch.prepared", "batch.committed"}
     if guarantee == "exactly-once":
-        passed |= {point for point in FAILPOINTS if point.startswith("startup.")} - SELDOM
+        passed |= {p.name for p in PROTOCOL if p.name.startswith("startup.") and not p.seldom}
         passed |= {"log.written", "batch.decided"}
     elif guarantee == "at-most-once":
         passed |= {"startup.claimed", "log.written"}
     for sink in sinks:
         passed |= _points_of(sink, guarantee)
-    return tuple(point for point in FAILPOINTS if point in passed)
+    return tuple(point for point in all_failpoints() if point in passed)
 
 
 def _points_of(sink: Sink, guarantee: str) -> set[str]:
-    own = {point for point in FAILPOINTS if point.startswith(f"{sink.kind}.")} - SELDOM
-    if sink.kind == "kafka" and guarantee != "exactly-once":
-        # Records are sent without a transaction.
-        return set()
+    own = [p for p in kind_of(sink).failpoints if not p.seldom]
+    if guarantee != "exactly-once":
+        own = [p for p in own if not p.exactly_once]
     if sink.capabilities.native_prepare:
         # Each task prepares its own transaction, so the driver has none to move rows in.
-        own.discard(f"{sink.kind}.moved")
-    return own
+        own = [p for p in own if not p.moves]
+    return {p.name for p in own}
 
 
 # The plan -------------------------------------------------------------------------------------------------------------
@@ -179,7 +177,9 @@ def plan_faults(
     refuse_kinds_that_kill_nobody(kinds, kills)
     dice = random.Random(f"faults of {seed}")  # noqa: S311 - a game, not a secret
     between = [point for point in BETWEEN if point in points]
-    zombie = [point for point in between if not ("sqlite.moved" in points and point in LOCKED)]
+    known = all_failpoints()
+    locks = any(known[point].locks for point in points)
+    zombie = [point for point in between if not (locks and point in LOCKED)]
     decks = {"point": points, "between": between, "zombie": zombie, "server": servers, "proxied": proxied}
     drawn = _Draw(dice, decks)
     plan: list[Fault] = []

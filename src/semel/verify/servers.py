@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -11,17 +11,11 @@ from urllib.parse import urlsplit
 from semel.dev.database import DatabaseServer
 from semel.dev.jars import Say
 from semel.dev.kafka import KafkaCluster, lay_out
-from semel.dev.mariadb import MariaDbServer
 from semel.dev.ports import free_ports
-from semel.dev.postgres import PostgresServer
 from semel.dev.records import Record, locked, read_record, write_record
-from semel.dev.servers import FOLDER, KINDS, Wish
+from semel.dev.servers import FOLDER, KAFKA_NAME, KINDS, Wish
 from semel.errors import ConfigError
 from semel.verify.proxy import Proxy
-
-#: The environment variable in which the pipeline finds each server.
-VARIABLES = {"kafka": "SEMEL_KAFKA_SERVERS", "postgres": "SEMEL_POSTGRES_URL", "mariadb": "SEMEL_MARIADB_URL"}
-DATABASES: Mapping[str, type[DatabaseServer]] = {"postgres": PostgresServer, "mariadb": MariaDbServer}
 
 
 @dataclass
@@ -38,7 +32,7 @@ class Server:
 
     @property
     def variables(self) -> dict[str, str]:
-        return {VARIABLES[self.name]: self.url}
+        return {KINDS[self.name].variable: self.url}
 
     def kill(self) -> None:
         """SIGKILL to every process of it. Returns when all are dead."""
@@ -92,14 +86,13 @@ def start_servers(names: Sequence[str], folder: Path, say: Say) -> Iterator[dict
 
 
 def _laid_out(name: str, folder: Path, say: Say) -> Server:
-    if name == "kafka":
+    if name not in KINDS:
+        raise ConfigError(f"There is no server {name!r}.", remedy=f"Name one of those that exist: {', '.join(KINDS)}.")
+    database = KINDS[name].database
+    if database is None:
         return _kafka(folder, say)
-    if name not in DATABASES:
-        raise ConfigError(
-            f"There is no server {name!r}.", remedy=f"Name one of those that exist: {', '.join(VARIABLES)}."
-        )
     own, port = free_ports(2)
-    return Server(name, "", DATABASES[name](folder, own, say=say), Proxy(port, own))
+    return Server(name, "", database(folder, own, say=say), Proxy(port, own))
 
 
 def _kafka(folder: Path, say: Say) -> Server:
@@ -110,7 +103,7 @@ def _kafka(folder: Path, say: Say) -> Server:
     advertised = f"CLIENT://127.0.0.1:{port},INTERNAL://127.0.0.1:{own.internal}"
     cluster = KafkaCluster(replace(layout, properties={"advertised.listeners": advertised}), say=say)
     proxy = Proxy(port, own.client)
-    return Server("kafka", proxy.address, cluster, proxy)
+    return Server(KAFKA_NAME, proxy.address, cluster, proxy)
 
 
 def _end(server: Server) -> None:
@@ -135,9 +128,9 @@ def dev_server(name: str, say: Say, folder: Path = FOLDER) -> Server:
         raise ConfigError(
             f"There is no {name} of `semel dev` that is up in {folder}.", remedy=f"Bring it up: semel dev up {name}"
         )
-    server = KINDS[name](folder / name, record.members, Wish(), say)
+    server = KINDS[name].open(folder / name, record.members, Wish(), say)
     if not isinstance(server, KafkaCluster | DatabaseServer):
-        raise ConfigError(f"{name} cannot be broken.", remedy=f"Choose among {', '.join(VARIABLES)}.")
+        raise ConfigError(f"{name} cannot be broken.", remedy=f"Choose among {', '.join(KINDS)}.")
     found = server
     return Server(name, server.url or server.address, server, remember=lambda: _remember(record, found, folder))
 

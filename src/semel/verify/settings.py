@@ -5,20 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semel.dev.servers import KAFKA_NAME
+from semel.dev.servers import KINDS as SERVERS
 from semel.errors import ConfigError, MissingExtra
 from semel.runtime.checks import check_guarantee
-from semel.sinks.sql.sink import KEYED, LEDGER
+from semel.sinks.kinds import SinkKind, kinds, refused
 from semel.verify.plan import KINDS, refuse_kinds_that_kill_nobody
 
-#: The sinks of the built-in pipeline -> the server that each needs.
-BUILT_IN = {"kafka": "kafka", "postgres": "postgres", "mariadb": "mariadb", "sqlite": "", "files": ""}
-SERVERS = ("kafka", "postgres", "mariadb")
-#: Their modes, for those that have some: `postgres:upsert`.
-MODES = {"postgres": (LEDGER, "prepared", *KEYED), "mariadb": (LEDGER, "xa", *KEYED)}
 MASTER = "local[2]"
 #: Settings whose values Spark hides, too (spark.redaction.regex).
 SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
@@ -68,7 +65,7 @@ class Settings:
         _refuse_unknown("kind of fault", self.faults, KINDS)
         refuse_kinds_that_kill_nobody(self.faults, self.kills)
         self._check_breakable()
-        if self.topics and "kafka" not in self.servers:
+        if self.topics and KAFKA_NAME not in self.servers:
             raise ConfigError(
                 "Topics are made only on a Kafka that this run starts.",
                 remedy="Add --with kafka, or leave --topics out.",
@@ -88,20 +85,24 @@ class Settings:
             )
 
     def _check_sinks(self) -> None:
-        kinds = [sink.partition(":")[0] for sink in self.sinks]
-        _refuse_unknown("sink of the built-in pipeline", kinds, BUILT_IN)
-        if len(set(kinds)) < len(kinds):
+        if not self.sinks:
+            return
+        names, known = [sink.partition(":")[0] for sink in self.sinks], built_in()
+        _refuse_broken([name for name in names if name not in known])
+        _refuse_unknown("sink of the built-in pipeline", names, known)
+        if len(set(names)) < len(names):
             raise ConfigError(f"A sink is named twice: {', '.join(self.sinks)}.", remedy="Name each once.")
-        for kind, colon, mode in (sink.partition(":") for sink in self.sinks):
-            if colon and kind not in MODES:
-                raise ConfigError(f"The sink {kind} has no modes.", remedy=f"Name it without one: {kind}.")
+        for name, colon, mode in (sink.partition(":") for sink in self.sinks):
+            _refuse_unknown(f"server for the sink {name}", filter(None, [known[name].server]), SERVERS)
+            if colon and not known[name].modes:
+                raise ConfigError(f"The sink {name} has no modes.", remedy=f"Name it without one: {name}.")
             if colon:
-                _refuse_unknown(f"mode of {kind}", [mode], MODES[kind])
+                _refuse_unknown(f"mode of {name}", [mode], known[name].modes)
 
     @property
     def all_servers(self) -> tuple[str, ...]:
         """Those that are started: asked for, or needed by the built-in pipeline."""
-        needed = [BUILT_IN[sink.partition(":")[0]] for sink in self.sinks]
+        needed = [built_in()[sink.partition(":")[0]].server for sink in self.sinks]
         return tuple(name for name in SERVERS if name in (*self.servers, *needed))
 
     @property
@@ -120,7 +121,22 @@ class Settings:
         return shlex.join(["semel", "verify", *filter(None, [self.target]), *words])
 
 
-def _refuse_unknown(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, str]) -> None:
+def built_in() -> dict[str, SinkKind]:
+    """The sinks that the built-in pipeline can have, by what they are called there."""
+    return {kind.called or kind.name: kind for kind in kinds().values() if kind.reader and kind.example}
+
+
+def _refuse_broken(names: Sequence[str]) -> None:
+    """Kinds of other packages that are there, and give no sink."""
+    for name in names:
+        if name in refused():
+            raise ConfigError(
+                f"The sink {name} cannot be used: {refused()[name]}.",
+                remedy="Mend the package that brings it, or install it anew.",
+            )
+
+
+def _refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(f"There is no {what} named {', '.join(unknown)}.", remedy=f"Choose among {', '.join(known)}.")

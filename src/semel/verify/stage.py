@@ -11,9 +11,11 @@ from pathlib import Path
 
 from semel.demo.warmup import spark_conf
 from semel.dev.jars import Say, connector_jars
+from semel.dev.servers import KAFKA_NAME
 from semel.errors import ConfigError
 from semel.run.loading import import_file, split_target
 from semel.sinks.base import Sink
+from semel.sinks.kinds import kind_of
 from semel.verify.child import Probe, probe
 from semel.verify.classes import archive_of
 from semel.verify.disk import Disk, ForgetfulDisk
@@ -25,7 +27,7 @@ from semel.verify.settings import Settings
 from semel.verify.workload import Workload, find_workload
 
 PIPELINES = Path(__file__).with_name("pipelines.py")
-TOPICS = ("verify-in", "verify-out")
+TOPICS = ("verify_in", "verify_out")
 PARTITIONS = 2
 CHECKPOINT_MB = 512
 
@@ -76,7 +78,7 @@ def set_up(stack: ExitStack, settings: Settings, work: Path, say: Say) -> Stage:
     variables = _variables(settings, work, servers)
     conf = _conf(settings, say)
     (work / "logs").mkdir()
-    if "kafka" in settings.all_servers:
+    if KAFKA_NAME in settings.all_servers:
         _make_topics(variables, TOPICS if settings.sinks else settings.topics)
     say("looking at the pipeline")
     found = probe(target, variables, {**spark_conf(archive_of(conf)), **conf}, work, master=settings.master)
@@ -97,7 +99,7 @@ def set_up(stack: ExitStack, settings: Settings, work: Path, say: Say) -> Stage:
 def nameless(sink: Sink, workload: Workload, why: str, data_now: str = "") -> ConfigError:
     """Nobody can tell which row of the input a row of this sink is."""
     how = "Let it through to the sink"
-    if sink.kind == "kafka":
+    if kind_of(sink).takes_records:
         how = "Put it into the JSON of the value, or make it the key or the whole value"
     return ConfigError(
         f"Rows of sink {sink.name} cannot be told apart: {why}.",
@@ -131,7 +133,7 @@ def _variables(settings: Settings, work: Path, servers: Mapping[str, Server]) ->
 
 def _conf(settings: Settings, say: Say) -> dict[str, str]:
     """The built-in pipeline brings its connector; a user's file names its own packages."""
-    if not settings.sinks or "kafka" not in settings.all_servers:
+    if not settings.sinks or KAFKA_NAME not in settings.all_servers:
         return dict(settings.conf)
     jars = os.pathsep.join(map(str, connector_jars(say=say)))
     return {"spark.driver.extraClassPath": jars, "spark.executor.extraClassPath": jars, **settings.conf}
@@ -162,7 +164,7 @@ def _refuse_what_cannot_be_compared(
     """Every sink must show which row is which, and be empty; so must the source."""
     for sink in found.sinks:
         columns = found.columns[sink.name]
-        if sink.kind != "kafka" and workload.identity not in columns:
+        if not kind_of(sink).takes_records and workload.identity not in columns:
             raise nameless(sink, workload, f"it has no column {workload.identity!r}, only {', '.join(columns)}")
         fields = found.fields.get(sink.name, (workload.identity,))
         # Where there is a key, it may be the identity; the first rows will show.

@@ -37,14 +37,15 @@ class Reader(threading.Thread, ABC):
     """`start()` it, `stop()` it, let it `settle()`, and ask what it saw: `sights()`.
 
     `snapshots` says that each look shows whole batches, unless the sink has torn one. `seen` is how many different rows
-    were visible at some time.
+    were visible at some time. `marked` is off below exactly-once: then no marker says what is committed.
     """
 
     snapshots = True
 
-    def __init__(self, sink: Sink, workload: Workload, number_of: NumberOf) -> None:
+    def __init__(self, sink: Sink, workload: Workload, number_of: NumberOf, *, marked: bool = True) -> None:
         super().__init__(name=f"reader of {sink.name}", daemon=True)
         self.sink = sink
+        self.marked = marked
         self.workload = workload
         self.misses = 0
         self.looks: list[Look] = []

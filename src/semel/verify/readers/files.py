@@ -21,8 +21,7 @@ class FilesReader(Reader):
     sink: Files
 
     def __init__(self, sink: Files, workload: Workload, number_of: NumberOf, *, marked: bool = True) -> None:
-        super().__init__(sink, workload, number_of)
-        self.marked = marked
+        super().__init__(sink, workload, number_of, marked=marked)
         self.snapshots = marked
         self._layout = Layout(Path(sink.path))
         #: The rows of each manifest that was read, or of each file where there are none.

@@ -44,8 +44,8 @@ class KafkaReader(Reader):
     snapshots = False
     sink: Kafka
 
-    def __init__(self, sink: Kafka, workload: Workload, number_of: NumberOf) -> None:
-        super().__init__(sink, workload, number_of)
+    def __init__(self, sink: Kafka, workload: Workload, number_of: NumberOf, *, marked: bool = True) -> None:
+        super().__init__(sink, workload, number_of, marked=marked)
         if not sink.topic:
             raise ConfigError(
                 f"The sink {sink.name} writes to the topics that its rows name, which cannot be watched.",

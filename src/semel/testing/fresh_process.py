@@ -8,6 +8,7 @@ It imports no test code: what it knows, it got through the pipe.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -18,14 +19,14 @@ import pyarrow as pa
 from semel.decisions.records import committable_from_json, committable_to_json
 from semel.ids import Attempt, Branch, Incarnation, pipeline_id
 from semel.sinks.base import Context, Participant, Sink
-from semel.sinks.kinds import SINKS
 
 WAIT_S_MAX = 60
 
 
 def build(order: dict[str, Any]) -> tuple[Sink, Participant]:
     pipeline, name, incarnation, marked = order["context"]
-    sink = SINKS[order["kind"]](**order["settings"])
+    module, name = order["sink"]
+    sink: Sink = getattr(importlib.import_module(module), name)(**order["settings"])
     return sink, sink.participant(Context(pipeline_id(pipeline), name, Incarnation(incarnation), marked))
 
 

@@ -1,31 +1,31 @@
-"""What every sink must do. One suite, a harness per sink; a new sink passes it before it is registered."""
+"""What every sink must do. One suite, a harness per sink.
+
+The author of a sink has one test file of his own:
+
+    from semel.testing.contract import *
+    from semel.testing.fixtures import fixtures
+
+    harness, durable_harness = fixtures({"jsonl": JsonLinesHarness})
+"""
 
 from __future__ import annotations
 
 import json
 import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, replace
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from semel.checksum import crc32c
 from semel.decisions.records import committable_from_json, committable_to_json
-from semel.errors import BatchFailed, Fenced, MissingExtra
+from semel.errors import BatchFailed, Fenced
 from semel.ids import Branch, parse_branch
 from semel.protocol.events import Outcome
-from semel.runtime.fingerprint import Checksum
 from semel.sinks.base import Context, Participant, Remains, Sink
-from semel.sinks.kinds import SINKS
-from tests.contract.conftest import HARNESSES, SURVIVORS
-from tests.contract.harness import (
+from semel.testing.harness import (
     OTHERS,
-    SCHEMA,
     Harness,
     Killed,
     Promise,
@@ -57,14 +57,6 @@ def started(sink: Sink, who: Context | None = None) -> Iterator[Participant]:
         yield participant
     finally:
         participant.close()
-
-
-def test_every_registered_sink_has_a_harness() -> None:
-    assert set(SINKS) == {harness.kind for harness in HARNESSES.values()}
-
-
-def test_only_a_store_inside_the_process_is_spared_the_tests_with_other_processes() -> None:
-    assert set(HARNESSES) - set(SURVIVORS) == {"memory"}
 
 
 # The way of a batch -----------------------------------------------------------------------------------------------
@@ -365,8 +357,7 @@ def test_recover_does_not_take_rows_in_another_target_for_rows_in_ours(harness: 
     """Not under the same sink name either: one pipeline may run for several tenants, each with a table of its own."""
     sink = harness.sink()
     elsewhere = replace(harness.neighbour(), name=sink.name)
-    # Two sinks of one name in one folder are the same sink.
-    is_the_same = sink.kind == "files"
+    is_the_same = harness.neighbour_is_the_same
     assert is_the_same == (elsewhere.describe() == sink.describe())
     with started(elsewhere, context(pipeline=OTHERS)) as other:
         commit(other, prepare(other, elsewhere, attempt(0, pipeline=OTHERS), rows_of(1)))
@@ -489,51 +480,6 @@ def test_config_pickles(harness: Harness) -> None:
         assert copy.describe() == sink.describe()
         with pytest.raises(FrozenInstanceError):
             copy.name = "another"
-
-
-#: The library -> what it is called where it is installed from, what needs it, and what is run until it is missed.
-CLIENTS: dict[str, tuple[str, str, Callable[[], Any]]] = {
-    "confluent_kafka": ("confluent-kafka", "kafka", lambda: _sink_of("kafka").check(schema_of(_sink_of("kafka")))),
-    "kafka": ("kafka-python", "kafka", lambda: _sink_of("kafka").participant(context())),
-    "psycopg": ("psycopg", "postgres", lambda: _sink_of("postgres").check(SCHEMA)),
-    "pymysql": ("PyMySQL", "mysql", lambda: _sink_of("mysql").check(SCHEMA)),
-}
-
-
-def _sink_of(kind: str) -> Sink:
-    place = "127.0.0.1:1" if kind == "kafka" else f"{kind}://nobody@127.0.0.1:1/semel"
-    return SINKS[kind](place, "orders")  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_missing_client_names_the_extra(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [m for m in sys.modules if m == client or m.startswith(f"{client}.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, client, None)
-    library, extra, call = CLIENTS[client]
-    with pytest.raises(MissingExtra) as raised:
-        call()
-    sink = {"kafka": "Kafka", "postgres": "Postgres", "mysql": "MySql"}[extra]
-    expected = (
-        f"The {sink} sink needs {library}, which is not installed.\n"
-        "  the data now: nothing was started and no row was written\n"
-        f"  what to do: Install it: pip install 'semel[{extra}]'"
-    )
-    assert str(raised.value) == expected
-    assert str(pickle.loads(pickle.dumps(raised.value))) == expected  # noqa: S301 - our own bytes
-
-
-def test_a_missing_checksum_names_the_extras_that_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "crc32c", None)
-    crc32c.cache_clear()
-    rows = pa.RecordBatch.from_pydict({"id": [1]})
-    try:
-        with pytest.raises(
-            MissingExtra, match=r"need crc32c(.|\n)*'semel\[kafka\]', 'semel\[postgres\]' or 'semel\[mysql\]'"
-        ):
-            Checksum().add(rows)
-    finally:
-        crc32c.cache_clear()
 
 
 def test_no_connection_leaks(harness: Harness) -> None:
