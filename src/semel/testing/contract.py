@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
@@ -23,7 +21,7 @@ from semel.decisions.records import committable_from_json, committable_to_json
 from semel.errors import BatchFailed, Fenced
 from semel.ids import Branch, parse_branch
 from semel.protocol.events import Outcome
-from semel.sinks.base import Context, Participant, Remains, Sink
+from semel.sinks.base import Participant, Remains, Sink
 from semel.testing.harness import (
     OTHERS,
     Harness,
@@ -41,23 +39,8 @@ from semel.testing.harness import (
     rows_of,
     schema_of,
     stage,
+    started,
 )
-
-
-@contextmanager
-def started(sink: Sink, who: Context | None = None) -> Iterator[Participant]:
-    """A participant as a start of the pipeline leaves it: its store asked, fenced, and closed in the end."""
-    who = who or context()
-    if who.marked:
-        sink.check_store(who.pipeline)
-    participant = sink.participant(who)
-    try:
-        if who.marked:
-            participant.fence()
-        yield participant
-    finally:
-        participant.close()
-
 
 # The way of a batch -----------------------------------------------------------------------------------------------
 

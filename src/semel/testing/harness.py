@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -243,3 +244,18 @@ class Harness(ABC):
     @abstractmethod
     def put_foreign_things(self) -> None:
         """Leave things among the staged ones that are not ours."""
+
+
+@contextmanager
+def started(sink: Sink, who: Context | None = None) -> Iterator[Participant]:
+    """A participant as a start of the pipeline leaves it: its store asked, fenced, and closed in the end."""
+    who = who or context()
+    if who.marked:
+        sink.check_store(who.pipeline)
+    participant = sink.participant(who)
+    try:
+        if who.marked:
+            participant.fence()
+        yield participant
+    finally:
+        participant.close()
