@@ -13,9 +13,8 @@ import pytest
 
 import semel
 from semel.decisions.files import FileStore
-from semel.errors import ConfigError
 from semel.runtime import durability
-from semel.runtime.durability import NOT_PROMISED, OPTION, CheckpointSync, may_sync_whole, power_loss_safe
+from semel.runtime.durability import NOT_PROMISED, CheckpointSync, may_sync_whole
 from semel.runtime.plans import SparkPlans
 
 
@@ -81,17 +80,6 @@ def batch(root: Path, n: int, partitions: int = 0, kind: str = "delta") -> None:
 def both(*names: str) -> set[str]:
     """A file and its checksum."""
     return {p for name in names for p in (name, os.path.join(os.path.dirname(name), f".{os.path.basename(name)}.crc"))}
-
-
-@pytest.mark.parametrize(("said", "safe"), [({}, True), ({OPTION: "TRUE"}, True), ({OPTION: False}, False)])
-def test_a_pipeline_outlives_power_cuts_unless_it_says_no(said: dict[str, object], safe: bool) -> None:
-    assert power_loss_safe(said) is safe
-
-
-def test_an_option_that_is_neither_yes_nor_no_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"semel\.powerLossSafe is 'maybe'") as caught:
-        power_loss_safe({OPTION: "Maybe"})
-    assert caught.value.remedy == "Set semel.powerLossSafe to true, which is the default, or to false."
 
 
 @pytest.mark.parametrize("safe", [True, False])

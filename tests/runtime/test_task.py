@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +15,7 @@ import pytest
 import semel
 from semel.errors import BatchFailed
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
+from semel.runtime import worker
 from semel.runtime.task import TaskWriter, decode_parts, encode_parts, error_of_task
 from semel.sinks.base import Sink
 
@@ -99,3 +103,19 @@ def test_the_error_of_a_task_is_found_in_the_stack_trace() -> None:
     assert str(found) == str(raised)
     assert error_of_task("ValueError: something else") is None
     assert error_of_task("semel.errors.Nonsense: a\n  the data now: b\n  what to do: c") is None
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_a_worker_is_left_as_it_is_when_tuning_is_turned_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuned: bool
+) -> None:
+    """The user's own functions run in the same process."""
+    done: list[str] = []
+    for name in ("acknowledge_at_once", "keep_memory", "lighten"):
+        monkeypatch.setattr(worker, name, partial(done.append, name))
+    context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 0)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    whole = replace(task(semel.Sqlite(str(tmp_path / "out.db"), "a")), tuned=tuned)
+    (told,) = whole([batch(1)])
+    assert [part.rows for part in decode_parts(told["parts"][0].as_py())] == [1]
+    assert done == (["acknowledge_at_once", "keep_memory", "lighten"] if tuned else [])

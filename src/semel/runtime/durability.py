@@ -11,7 +11,7 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Literal
 
 from semel.durable import sync_file, sync_folder
-from semel.errors import ConfigError
+from semel.runtime.options import POWER_LOSS_SAFE
 
 How = Literal["auto", "fsync", "syncfs"]
 HOWS: tuple[How, ...] = ("auto", "fsync", "syncfs")
 
-#: A writer's option that turns all of this off.
-OPTION = "semel.powerLossSafe"
 NOT_PROMISED = (
-    f"{OPTION} is false: a batch is decided before Spark's own files about it are on the disk. "
+    f"{POWER_LOSS_SAFE} is false: a batch is decided before Spark's own files about it are on the disk. "
     "Kills and crashes of processes lose and double nothing, as before; a power cut or a crash of the machine may lose "
     "rows, or leave a checkpoint that Spark cannot read."
 )
@@ -58,14 +56,6 @@ SYNCED_WHOLE = frozenset(
 #: Names that are still to be given their content, or will be renamed: nobody presupposes them.
 _UNFINISHED = re.compile(r"\.tmp(\.crc)?$")
 _NUMBER = re.compile(r"\.?(\d+)")
-
-
-def power_loss_safe(options: Mapping[str, object]) -> bool:
-    """What a writer's options say of it; yes unless they say no."""
-    said = str(options.get(OPTION, True)).lower()
-    if said not in ("true", "false"):
-        raise ConfigError(f"{OPTION} is {said!r}.", remedy=f"Set {OPTION} to true, which is the default, or to false.")
-    return said == "true"
 
 
 @dataclass

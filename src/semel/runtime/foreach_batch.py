@@ -24,6 +24,7 @@ from semel.runtime.hadoop_durability import hadoop_durability_warning
 from semel.runtime.handover import wait_for_older
 from semel.runtime.interpreter import require_python
 from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of
+from semel.runtime.options import Switches
 from semel.runtime.phases import Limits, Only, Phases, Report
 from semel.runtime.query import RunningQuery, plan_must_run
 from semel.runtime.staging import check_rows, stage_rows
@@ -52,9 +53,9 @@ class BatchFunction:
         listener: Listener | None = None,
         waiting: Callable[[Waiting], None] = lambda _: None,
         is_stopped: Callable[[], bool] = lambda: False,
-        power_loss_safe: bool = True,
+        switches: Switches = Switches(),
     ) -> None:
-        self.power_loss_safe = power_loss_safe
+        self.switches = switches
         self._sync: CheckpointSync | None = None
         #: What the running query is called, where the pipeline itself was given no name.
         self._query_name = ""
@@ -125,7 +126,7 @@ class BatchFunction:
     def _keep_through_power_loss(self, spark: SparkSession, checkpoint: Checkpoint) -> None:
         """What a decision presupposes is on disk before it, or we say what is not promised."""
         self.not_promised = ""
-        if not self.power_loss_safe:
+        if not self.switches.power_loss_safe:
             self.not_promised = NOT_PROMISED
         elif isinstance(checkpoint.store, FileStore):
             self._sync = CheckpointSync(checkpoint.store.root)
@@ -269,7 +270,8 @@ class BatchFunction:
     def _run(self, coordinator: Phases, df: DataFrame, batch_id: int) -> Report:
         def stage(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
             durable = coordinator.context.marked
-            return stage_rows(df, self.sinks, attempt, self._limit, durable=durable, only=only, plan=plan)
+            tuned = self.switches.tuned_workers
+            return stage_rows(df, self.sinks, attempt, self._limit, durable=durable, tuned=tuned, only=only, plan=plan)
 
         return coordinator.run(batch_id, stage)
 

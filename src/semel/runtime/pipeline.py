@@ -20,9 +20,9 @@ from semel.runtime.checks import (
     check_trigger,
 )
 from semel.runtime.commits import Waiting, finished
-from semel.runtime.durability import power_loss_safe
 from semel.runtime.foreach_batch import BatchFunction, Listener
 from semel.runtime.handover import Watch
+from semel.runtime.options import Switches, check_names
 from semel.runtime.phases import Limits
 from semel.runtime.query import CHECKPOINT_DEFAULT
 from semel.runtime.staging import check_rows
@@ -51,6 +51,7 @@ def sink(
     guarantee: str = "exactly-once",
     name: str = "",
     power_loss_safe: bool = True,
+    tuned_workers: bool = True,
     limits: Limits = Limits(),
 ) -> BatchFunction:
     """The drop-in: `df.writeStream.foreachBatch(semel.sink(Sqlite(...))).option(...).start()`.
@@ -58,7 +59,13 @@ def sink(
     `limits` is what `commit_limits` is to `semel.write`.
     """
     check_sinks(sinks)
-    return BatchFunction(sinks, check_guarantee(guarantee), name=name, power_loss_safe=power_loss_safe, limits=limits)
+    return BatchFunction(
+        sinks,
+        check_guarantee(guarantee),
+        name=name,
+        switches=Switches(power_loss_safe, tuned_workers),
+        limits=limits,
+    )
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class StreamWriter:
 
     def options(self, **options: Any) -> StreamWriter:
         check_options(options)
+        check_names(options)
         return replace(self, options_={**self.options_, **options})
 
     def trigger(self, **arguments: Any) -> StreamWriter:
@@ -141,7 +149,7 @@ class StreamWriter:
             listener=listener,
             waiting=waiting,
             is_stopped=is_stopped,
-            power_loss_safe=power_loss_safe(self.options_),
+            switches=Switches.said_by(self.options_),
         )
         check_rows(self.df, function.sinks)
         function.rows_checked = True

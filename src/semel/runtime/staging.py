@@ -29,6 +29,7 @@ def stage_rows(
     limit: ArrowLimit,
     *,
     durable: bool,
+    tuned: bool = True,
     only: Only = None,
     plan: str = "",
 ) -> dict[str, list[StagedPart]]:
@@ -42,7 +43,7 @@ def stage_rows(
     else:
         frame, hashes = with_hashes(frame, views, asking)
     points = os.environ.get(failpoints.VARIABLE, "")
-    writer = TaskWriter(tuple(wanted), views, hashes, attempt, durable, points, plan)
+    writer = TaskWriter(tuple(wanted), views, hashes, attempt, durable, points, plan, tuned)
     versions = own_versions()
     staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in wanted}
     limit.apply(df.sparkSession)

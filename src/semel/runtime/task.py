@@ -41,6 +41,8 @@ class TaskWriter:
     durable: bool
     failpoints: str
     plan: str = ""
+    #: Whether the worker is spared what `worker` spares it.
+    tuned: bool = True
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -51,11 +53,13 @@ class TaskWriter:
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("a semel task runs only inside a Spark task")
-        worker.acknowledge_at_once()
-        worker.keep_memory()
+        if self.tuned:
+            worker.acknowledge_at_once()
+            worker.keep_memory()
         measured = Measured(batches)
         parts = self.run(measured, context.partitionId(), context.taskAttemptId())
-        worker.lighten()
+        if self.tuned:
+            worker.lighten()
         told = {PARTS: encode_parts(parts), ROW_BYTES: measured.row_bytes, VERSIONS: json.dumps(own_versions())}
         yield pa.RecordBatch.from_pydict({name: [value] for name, value in told.items()})
 

@@ -1,6 +1,7 @@
 """What a Python worker of Spark does in vain around every task, and how it is spared that.
 
-Each of these was found in a profile (docs/performance.md) and costs a small task more than its rows do.
+Each of these was found in a profile (docs/performance.md) and costs a small task more than its rows do. They change
+the process that runs the user's own functions, too: the option `semel.tunedWorkers` turns all of them off.
 """
 
 from __future__ import annotations
