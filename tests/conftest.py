@@ -70,9 +70,11 @@ def hadoop_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         yield
         return
     conf = request.getfixturevalue("spark").conf
+    before = conf.get(MANAGER)
     conf.set(MANAGER, manager("FileContext"))
     yield
-    conf.unset(MANAGER)
+    # Without a value Spark would go back to its own default, and not to what the JVM was started with.
+    conf.set(MANAGER, before)
 
 
 @pytest.fixture(autouse=True)

@@ -72,8 +72,8 @@ class JsonLines(Sink):
     def staged(self, name: str) -> Path:
         return Path(self.path, "_staged", f"{name}.jsonl")
 
-    def batches(self, pipeline: str = "*") -> list[Path]:
-        return sorted(Path(self.path).glob(f"b*-{self.name}-{pipeline}.jsonl"))
+    def batches(self, pipeline: str = "*", sink: str = "") -> list[Path]:
+        return sorted(Path(self.path).glob(f"b*-{sink or self.name}-{pipeline}.jsonl"))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """What a user reads: all lines but the markers. Below exactly-once files have none, and other names."""
@@ -170,10 +170,10 @@ class _Participant(Participant):
         left = tuple(branch for branch in found if branch and (branch.attempt.pipeline, branch.sink) == ours)
         if not self.context.marked:
             return Remains(left)
-        newest = {PipelineId(file.stem[-36:]): file for file in self.sink.batches()}
-        mine = newest.get(self.context.pipeline)
+        mine = [int(file.name[1:11]) for file in self.sink.batches(self.context.pipeline)]
+        newest = {PipelineId(f.stem[-36:]): f for f in self.sink.batches(sink="*")}  # whatever they call their sink
         writers = [(str(_marker(file)["name"]), pipeline) for pipeline, file in newest.items()]
-        return Remains.of(left, int(mine.name[1:11]) if mine else None, writers, self.context)
+        return Remains.of(left, max(mine, default=None), writers, self.context)
 
     def close(self) -> None: ...
 

@@ -6,6 +6,7 @@ from semel.errors import SemelError
 from semel.late import names_in
 
 if TYPE_CHECKING:
+    from semel.runtime.phases import Limits
     from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
     from semel.sinks import Files, Kafka, Memory, MySql, Postgres, Sink, Sqlite
     from semel.sinks.files import committed_files, read_committed
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Files",
     "Kafka",
+    "Limits",
     "Memory",
     "MySql",
     "Pipeline",
@@ -39,6 +41,7 @@ __getattr__ = names_in(
         **dict.fromkeys(("Pipeline", "StreamWriter", "pipeline", "sink", "write"), "semel.runtime.pipeline"),
         **dict.fromkeys(("Files", "Kafka", "Memory", "MySql", "Postgres", "Sink", "Sqlite"), "semel.sinks"),
         **dict.fromkeys(("committed_files", "read_committed"), "semel.sinks.files"),
+        "Limits": "semel.runtime.phases",
         "read_kafka": "semel.sources",
         "workload": "semel.verify.workload",
     },

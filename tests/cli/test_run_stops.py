@@ -29,7 +29,6 @@ pytestmark = pytest.mark.usefixtures("class_archive")
 PIPELINES = """
 import os
 import semel
-from semel.runtime.batch import Limits
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -38,8 +37,8 @@ def orders(spark):
     df = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(f"{HERE}/input")
     postgres = semel.Postgres(os.environ["URL"], "orders", schema=os.environ["SCHEMA"], create=True, name="postgres")
     writer = semel.write(df).to(postgres, semel.Sqlite(f"{HERE}/shop.db", "orders", name="sqlite"))
-    writer = writer.option("checkpointLocation", f"{HERE}/checkpoint").commit_limits(Limits(commit_patience_s=600))
-    return writer.trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", f"{HERE}/checkpoint").trigger(availableNow=True)
+    return writer.commit_limits(semel.Limits(commit_patience_s=600))
 """
 #: How much longer than its grace a stop takes at most, the end of Spark included, on a machine that is busy.
 STOP_S_MAX = 60.0

@@ -20,13 +20,17 @@ from semel.errors import CheckpointUnusable, Refused
 def settings(spark: SparkSession, **values: str) -> Iterator[None]:
     """Spark settings for a while; they reach the Hadoop configuration of the session too."""
     names = {name.replace("__", "."): value for name, value in values.items()}
+    before = {name: spark.conf.get(name, None) for name in names}
     for name, value in names.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name in names:
-            spark.conf.unset(name)
+        for name, known in before.items():
+            if known is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, known)
 
 
 def opened(store: RecordStore) -> tuple[type[RecordStore], str]:

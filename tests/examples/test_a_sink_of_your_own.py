@@ -77,7 +77,7 @@ def test_it_keeps_the_contract(installed: Environment, tmp_path: Path) -> None:
     """As its author tests it, far from our own configuration."""
     shutil.copy(EXAMPLE / "test_semel_jsonl.py", tmp_path)
     said = python(tmp_path, installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
-    assert "36 passed" in said.splitlines()[-1]
+    assert "37 passed" in said.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("class_archive")

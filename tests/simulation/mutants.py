@@ -351,7 +351,7 @@ MUTANTS: dict[Patch, tuple[str, range]] = {
     a_decided_batch_is_run_again: ("torn", range(100)),
     the_plan_is_not_compared: ("lost", range(30)),
     nothing_is_synced_and_nothing_put_back: ("lost", range(30)),
-    only_what_is_missing_is_put_back: ("lost", range(30)),
+    only_what_is_missing_is_put_back: ("lost", range(90, 180)),
     the_drop_in_goes_on_with_the_rows_of_another_plan: ("lost", range(250, 320)),
     what_is_staged_behind_a_decided_batch_looks_rolled_back: ("bug", range(30)),
     what_is_staged_behind_a_decided_batch_is_left: ("orphan", range(1200, 1300)),

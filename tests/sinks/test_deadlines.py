@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -138,7 +139,7 @@ def standby_away(server: PostgresServer) -> Iterator[Callable[[], None]]:
         def wait_for_one() -> None:
             connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'away'")
             connection.execute("SELECT pg_reload_conf()")
-            assert eventually(lambda: _standby(server) == "away")
+            assert eventually(lambda: _standby(server) == "away" and _waits(server))
 
         try:
             yield wait_for_one
@@ -146,6 +147,22 @@ def standby_away(server: PostgresServer) -> Iterator[Callable[[], None]]:
             connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
             connection.execute("SELECT pg_reload_conf()")
             assert eventually(lambda: _standby(server) == "")
+
+
+def _waits(server: PostgresServer) -> bool:
+    """Whether commits wait by now: it is the checkpointer that tells all others, when it has read the settings, too."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        # It ends the wait of a COMMIT, which becomes visible without the standby.
+        canceller = threading.Timer(0.3, connection.cancel)
+        canceller.start()
+        try:
+            connection.execute("SELECT pg_logical_emit_message(true, 'semel', 'probe')")
+        except psycopg.errors.QueryCanceled:
+            return False
+        finally:
+            waited = not canceller.is_alive()
+            canceller.cancel()
+        return waited
 
 
 def _standby(server: PostgresServer) -> str:
