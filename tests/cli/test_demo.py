@@ -56,6 +56,7 @@ def test_a_short_demo_is_exactly_once_and_says_so_in_one_json_object(tmp_path: P
     assert sorted(path.name for path in output.iterdir()) == ["result.json", "timeline.svg"]
 
 
+@pytest.mark.long
 def test_a_short_demo_on_kafka_is_exactly_once(tmp_path: Path) -> None:
     """Two batches in each life: where a second one does not come, plain Spark is killed only after a wait."""
     few = ("--kills", "1", "--batches", "4", "--orders", "40")

@@ -215,7 +215,7 @@ def test_rows_that_arrive_after_the_decision_are_in_every_sink_once(
     require_all_forwarded(game, 0)
 
 
-@pytest.mark.parametrize("keeps_id", [True, False])
+@pytest.mark.parametrize("keeps_id", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_copy_that_was_taken_while_a_batch_was_decided_has_every_row_once(
     make_stores_game: Callable[..., StoresGame], tmp_path: Path, keeps_id: bool
 ) -> None:

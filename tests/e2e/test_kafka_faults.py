@@ -282,6 +282,7 @@ def test_without_the_guarantee_the_same_kill_doubles_rows_and_the_reader_sees_it
 # Checkpoints --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_checkpoint_older_than_the_output_is_refused(make_kafka_game: Make, tmp_path: Path) -> None:
     """iceberg#10892, delta#1813, hudi#12368: the sink skips what it takes for seen; rows are lost without a word."""
     game = make_kafka_game(batches=4)

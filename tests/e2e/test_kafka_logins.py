@@ -61,6 +61,7 @@ def test_with_tokens_of_a_function(tmp_path: Path, make_kafka_game: Play, produc
         )
 
 
+@pytest.mark.long
 def test_with_kerberos(tmp_path: Path, make_kafka_game: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = gssapi_folder()
     if folder is not None:

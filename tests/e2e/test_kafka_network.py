@@ -59,6 +59,7 @@ def test_tasks_that_are_cut_off_for_a_moment_go_on(make_proxied_game: MakeProxie
     game.require_good_end(game.finish(child))
 
 
+@pytest.mark.long
 def test_tasks_that_stay_cut_off_fail_the_batch_and_the_next_start_runs_it_again(
     make_proxied_game: MakeProxied, proxy: KafkaProxy
 ) -> None:

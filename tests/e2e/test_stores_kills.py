@@ -64,6 +64,7 @@ def plant(game: StoresGame, kind: str, id_: int) -> None:
     game.run(kind, f"INSERT INTO {{table}} (id) VALUES ({id_})")  # noqa: S608 - ours
 
 
+@pytest.mark.long
 def test_a_unique_violation_in_one_store_names_the_key_and_shows_nothing_of_the_batch_in_any(
     make_stores_game: Callable[..., StoresGame],
 ) -> None:

@@ -147,6 +147,7 @@ def test_at_least_once_is_found_out(tmp_path: Path, command: Command) -> None:
     assert found["lost"] == 0
 
 
+@pytest.mark.long
 def test_a_pipeline_that_drops_rows_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semel.verify.run.QUIET_S_MAX", 5.0)
     result = run(tmp_path, target=f"{PIPELINES / 'broken.py'}:losing", kills=1, rows=500, faults=("driver",))
@@ -177,6 +178,7 @@ def test_a_filter_that_the_workload_knows_of_loses_nothing(tmp_path: Path, comma
     assert f"semel verify {PIPELINES / 'own.py'}:halved --faults driver --seed 5" in out
 
 
+@pytest.mark.long
 def test_a_pipeline_that_keeps_state_is_verified_and_no_server_of_others_is_touched(
     tmp_path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
