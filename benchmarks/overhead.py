@@ -3,6 +3,11 @@
 One query; its batches go to the one and the other guarantee in turn, so that noise hits both alike.
 
     python benchmarks/overhead.py [--rows 1000] [--batches 120] [--json]
+
+With `--state-partitions N` a count by customer keeps its state in so many partitions, and two queries run one after the
+other: with and without the syncs that make a decision safe from power cuts (`semel.powerLossSafe`).
+
+    python benchmarks/overhead.py --state-partitions 200 --batches 12 [--json]
 """
 
 from __future__ import annotations
@@ -76,15 +81,45 @@ def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> dict[
     }
 
 
+def measure_state(spark: SparkSession, folder: Path, rows: int, batches: int, partitions: int) -> dict[str, object]:
+    """What all the work of a batch takes, from the first task to the last commit."""
+    (folder / "in").mkdir()
+    write_input(folder / "in", rows, batches)
+    spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    spent: dict[str, float] = {}
+    for name, safe in (("safe", True), ("unsafe", False)):
+        reports: list[Report] = []
+        stream = spark.readStream.schema("id long, customer long, item string").option("maxFilesPerTrigger", 1)
+        counted = stream.json(str(folder / "in")).groupBy("customer").count()
+        function = semel.sink(semel.Sqlite(str(folder / f"{name}.db"), "counts"), power_loss_safe=safe, name=name)
+        function.listener = reports.append
+        writer = counted.writeStream.foreachBatch(function).outputMode("update").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(folder / name)).start().awaitTermination()
+        spent[name] = statistics.median(sum(r.ms.values()) for r in reports[2:])
+    return {
+        "rows": rows,
+        "batches": batches - 2,
+        "state_partitions": partitions,
+        "safe_ms_median": round(spent["safe"], 1),
+        "unsafe_ms_median": round(spent["unsafe"], 1),
+        "syncs_ms": round(spent["safe"] - spent["unsafe"], 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000)
     parser.add_argument("--batches", type=int, default=120)
+    parser.add_argument("--state-partitions", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        result = measure(session(), Path(folder), arguments.rows, arguments.batches)
-    if arguments.json:
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder, how_much = Path(name), (given.rows, given.batches)
+        if given.state_partitions:
+            result = measure_state(session(), folder, *how_much, given.state_partitions)
+        else:
+            result = measure(session(), folder, *how_much)
+    if given.json:
         print(json.dumps(result))
     else:
         print("\n".join(f"{name:26} {value}" for name, value in result.items()))
