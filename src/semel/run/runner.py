@@ -30,7 +30,6 @@ _LOG = logging.getLogger("semel")
 
 LOOK_EVERY_S = 0.2
 
-
 #: What is made of each writer before it is launched; `semel verify` gives it another checkpoint.
 Adapt = Callable[[StreamWriter], StreamWriter]
 

@@ -87,8 +87,6 @@ class Coordinator(Phases):
     def _stalled(self, work: Work, *, is_stopped: bool) -> CommitStalled:
         return stalled(work, f"the decision log {self._log.store.describe()}", is_stopped=is_stopped)
 
-    # Exactly once -----------------------------------------------------------------------------------------------------
-
     def run(self, batch: int, stage: Stage) -> Report:
         return self.exactly_once(batch, stage)
 

@@ -36,8 +36,10 @@ TIDY_S_MAX = 30.0
 #: After a tidying that was not complete: the pause, and how much longer than that tidying it is at the least.
 TIDY_AGAIN_S = 10.0
 TIDY_SHARE = 10
+
 _LOG = logging.getLogger("semel")
 T = TypeVar("T")
+
 #: The sinks whose rows are wanted; None means all.
 Only = Collection[str] | None
 
