@@ -32,7 +32,7 @@ def write(order: dict[str, Any]) -> list[str]:
     import pyarrow as pa
 
     from semel.ids import Attempt, Incarnation, PipelineId
-    from semel.runtime.fingerprint import IN_ORDER
+    from semel.runtime.fingerprint import IN_ORDER, Hashed
     from semel.runtime.task import TaskWriter
     from semel.sinks.base import Context
 
@@ -44,7 +44,7 @@ def write(order: dict[str, Any]) -> list[str]:
     try:
         participant.fence()
         asked = IN_ORDER if sink.capabilities.commits_by_task else ""
-        parts = TaskWriter((sink,), (None,), (asked,), which, True, "").run([batch], 0, 0)
+        parts = TaskWriter((sink,), (None,), Hashed((asked,)), which, True, "").run([batch], 0, 0)
         committables = participant.prepare(which, parts)
         return [participant.commit(c).name for c in committables]
     finally:

@@ -15,6 +15,7 @@ import pytest
 
 import semel
 from semel.ids import Attempt, Incarnation, pipeline_id
+from semel.runtime.fingerprint import Hashed
 from semel.runtime.task import TaskWriter
 from semel.sinks import Sink
 
@@ -50,7 +51,7 @@ def loaded_by(task: object) -> list[str]:
 @pytest.mark.parametrize(("sink", "most"), SINKS, ids=lambda value: getattr(value, "kind", ""))
 def test_a_task_loads_its_own_sink_and_nothing_of_the_driver(sink: Sink, most: int) -> None:
     attempt = Attempt(pipeline_id("0b0e6a5e-2ab2-4b5c-9f0a-1f2e3d4c5b6a"), 0, 0, Incarnation(1))
-    loaded = loaded_by(TaskWriter((sink,), (None,), ("",), attempt, True, ""))
+    loaded = loaded_by(TaskWriter((sink,), (None,), Hashed(("",)), attempt, True, ""))
     ours = [name for name in loaded if name.split(".")[0] == "semel"]
     assert f"semel.sinks.{sink.kind}.sink" in ours
     allowed = {"sqlite3"} if sink.kind == "sqlite" else set()

@@ -36,7 +36,8 @@ class Setup:
     when the input is at its end, until it is killed. In the shape "unsigned" rows do not say which task wrote them, so
     that they are the same however Spark numbers its tasks. `stores` adds a table in each of these databases, by kind
     and url; `tables` are arguments of their sinks. `limits` say how long a batch tries. `source` are options of the
-    reader. With `tokens_for` the sink logs in as that user, with tokens of a function in here.
+    reader. `tasks` says who writes: a task for each partition, or as semel chooses, which is mostly the driver here.
+    With `tokens_for` the sink logs in as that user, with tokens of a function in here.
     """
 
     folder: str
@@ -57,6 +58,7 @@ class Setup:
     tables: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
     power_loss_safe: bool = True
+    tasks: str = "partitions"
     source: Mapping[str, str] = field(default_factory=dict)
     tokens_for: str = ""
 
@@ -215,6 +217,7 @@ def writer(setup: Setup, spark: SparkSession) -> StreamWriter:
     made = semel.write(rows(setup, spark), guarantee=setup.guarantee).to(*sinks(setup))
     made = made.option("checkpointLocation", setup.checkpoint or f"{setup.folder}/checkpoint")
     made = made.commit_limits(Limits(**setup.limits)).option("semel.powerLossSafe", setup.power_loss_safe)
+    made = made.option("semel.tasks", setup.tasks)
     made = made if setup.forever else made.trigger(availableNow=True)
     return made.outputMode({"stateful": "update"}.get(setup.shape, "append")).queryName("killed")
 
@@ -229,7 +232,15 @@ def say(event: str, **details: Any) -> None:
 
 
 def heard(report: Report) -> None:
-    say("batch", batch=report.batch, how=report.how, rows=report.rows, attempt=report.attempt, staged=report.staged)
+    say(
+        "batch",
+        batch=report.batch,
+        how=report.how,
+        rows=report.rows,
+        attempt=report.attempt,
+        staged=report.staged,
+        hands=report.hands,
+    )
 
 
 def main() -> int:
@@ -239,7 +250,7 @@ def main() -> int:
     try:
         if setup.drop_in:
             made = writer(setup, spark)
-            function = semel.sink(*sinks(setup), guarantee=setup.guarantee, name="killed")
+            function = semel.sink(*sinks(setup), guarantee=setup.guarantee, name="killed", tasks=setup.tasks)
             function.listener = heard
             stream = rows(setup, spark).writeStream.foreachBatch(function).outputMode(made.output_mode)
             query = stream.option("checkpointLocation", made.checkpoint).trigger(availableNow=True).start()

@@ -13,7 +13,8 @@ import pytest
 import semel
 from semel.ids import Attempt, Incarnation, PipelineId
 from semel.runtime.arrow import ArrowLimit
-from semel.runtime.staging import keeps_order, stage_rows
+from semel.runtime.hands import AS_PLANNED
+from semel.runtime.staging import Staging, keeps_order
 from semel.sinks.base import Capabilities, Context, Sink, StagedPart
 from semel.sinks.memory import memory_table
 
@@ -36,7 +37,7 @@ class ByTask(semel.Memory):
 
 
 def staged(df: DataFrame, *sinks: Sink, durable: bool = True) -> dict[str, list[StagedPart]]:
-    return stage_rows(df, sinks, ATTEMPT, ArrowLimit(), durable=durable)
+    return Staging(df, sinks, ATTEMPT, durable).stage(AS_PLANNED, ArrowLimit()).parts
 
 
 def prints(df: DataFrame, sink: Sink) -> list[str]:

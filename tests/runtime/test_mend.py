@@ -107,10 +107,26 @@ def test_what_does_not_match_up_is_not_mended(before: tuple[str, ...], after: tu
     ]
 
 
-@pytest.mark.parametrize("after", [("a",), ("a", "b", "-")])
-def test_when_all_is_gone_the_number_of_tasks_must_be_as_decided(after: tuple[str, ...]) -> None:
-    with pytest.raises(BatchFailed, match=f"has another task layout .*: {len(after)} tasks for k, not 2"):
-        choose_parts(decided("a", "b"), {"k/0", "k/1"}, parts(*after))
+def test_when_all_is_gone_there_must_be_a_task_for_every_key() -> None:
+    with pytest.raises(BatchFailed, match=r"has another task layout .*: 1 tasks for k, not 2"):
+        choose_parts(decided("a", "b"), {"k/0", "k/1"}, parts("a"))
+    # Where some wrote several partitions each, there are more of them in a replay.
+    assert chosen(decided("a+b", "c"), {0, 1}, parts("a", "b", "c")) == {0: "k/0", 1: "k/1", 2: "k/2"}
+
+
+def test_what_one_task_wrote_of_several_partitions_is_found_partition_by_partition() -> None:
+    before = decided("a+b", "c+d", "e")
+    assert chosen(before, {1}, parts("d", "a", "e", "c", "b")) == {0: "k/1", 3: "k/1+1"}
+    # Two that are alike stand in for each other, and each is there once.
+    assert chosen(decided("a+a", "a+b"), {0}, parts("a", "b", "a", "a")) == {0: "k/0", 2: "k/0+1"}
+    again = parts("a+b", "e", "c", "d")
+    assert chosen(before, {0, 1}, again) == {0: "k/0", 2: "k/1", 3: "k/1+1"}
+
+
+@pytest.mark.parametrize("after", [("a", "c", "d"), ("a", "b", "c"), ("a", "b", "c", "d", "d"), ("a+c", "b", "d")])
+def test_partitions_that_do_not_match_up_are_not_mended(after: tuple[str, ...]) -> None:
+    with pytest.raises(BatchFailed, match="a replay did not bring them again"):
+        choose_parts(decided("a+b", "c+d"), {"k/1"}, parts(*after))
 
 
 def test_a_sink_that_prepares_something_else_is_not_believed() -> None:

@@ -18,6 +18,7 @@ from semel.errors import NewerRecord, PlanChanged
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime.commits import Committers
+from semel.runtime.fingerprint import Hashed
 from semel.runtime.plans import SparkPlans
 from semel.runtime.startup import start_exactly_once
 from semel.runtime.task import TaskWriter
@@ -43,7 +44,7 @@ def test_kafka_prepares_last_and_commits_first_wherever_it_is_named(monkeypatch:
     # One commits after the other, so that their order can be seen.
     coordinator.__dict__["_committers"] = Committers(1, apart=False)
     try:
-        assert coordinator.exactly_once(0, lambda _, __=None, ___="": {}).how == "committed"
+        assert coordinator.exactly_once(0, lambda _, __=None, ___="", ____=0: {}).how == "committed"
     finally:
         coordinator.close()
     prepares = [f"prepare {name}" for name in (*DATABASES, KAFKA)]
@@ -70,7 +71,7 @@ def test_in_a_task_too_kafka_prepares_last_and_parts_come_in_the_order_of_the_si
         monkeypatch.setattr(type(sink), "writer", lambda self, _, durable, plan: noting(Writer, self.name, asked))  # noqa: ARG005
     nothing = ("",) * len(SINKS)
     attempt = Attempt(PIPELINE, 0, 0, Incarnation(1))
-    parts = TaskWriter(SINKS, (None,) * len(SINKS), nothing, attempt, True, "").run([], task=0, retry=0)
+    parts = TaskWriter(SINKS, (None,) * len(SINKS), Hashed(nothing), attempt, True, "").run([], task=0, retry=0)
     assert asked == [f"prepare {name}" for name in (*DATABASES, KAFKA)]
     assert [part.branch.sink for part in parts] == [KAFKA, *DATABASES]
 

@@ -16,6 +16,7 @@ import semel
 from semel.errors import BatchFailed
 from semel.ids import Attempt, Branch, Incarnation, PipelineId
 from semel.runtime import worker
+from semel.runtime.fingerprint import Hashed
 from semel.runtime.task import TaskWriter, decode_parts, encode_parts, error_of_task
 from semel.sinks.base import Sink
 
@@ -28,7 +29,7 @@ def batch(*values: float) -> pa.RecordBatch:
 
 def task(*sinks: Sink, views: tuple[str | None, ...] = (), hashes: tuple[str, ...] = ()) -> TaskWriter:
     none = tuple(None for _ in sinks)
-    return TaskWriter(sinks, views or none, hashes or tuple("" for _ in sinks), ATTEMPT, True, "")
+    return TaskWriter(sinks, views or none, Hashed(hashes or tuple("" for _ in sinks)), ATTEMPT, True, "")
 
 
 def spooled(tmp_path: Path) -> list[str]:

@@ -91,8 +91,10 @@ class Life:
         finally:
             self.seconds = time.monotonic() - began
 
-    def _stage(self, attempt: Attempt, only: Only = None, plan: str = "") -> dict[str, list[StagedPart]]:
-        assert only is None
+    def _stage(
+        self, attempt: Attempt, only: Only = None, plan: str = "", again: int = 0
+    ) -> dict[str, list[StagedPart]]:
+        assert (only, again) == (None, 0)
         # Each try of Spark has a name of its own.
         writer = self.sink.writer(Branch(attempt, self.sink.name, 0, next(self.tries)), plan=plan)
         writer.write(self.batch)

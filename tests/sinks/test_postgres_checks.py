@@ -20,7 +20,8 @@ from semel.errors import BatchFailed, ConfigError, Refused, SchemaMismatch, Seme
 from semel.ids import Branch
 from semel.protocol.events import Outcome
 from semel.runtime.arrow import ArrowLimit
-from semel.runtime.staging import stage_rows
+from semel.runtime.hands import AS_PLANNED
+from semel.runtime.staging import Staging
 from semel.sinks.postgres import Postgres
 from semel.testing.harness import attempt, context
 from tests.sinks.participants import prepare, rows, started
@@ -445,6 +446,6 @@ def test_too_few_prepared_transactions_for_the_tasks(tmp_path: Path, spark: Spar
             spark.sparkContext.parallelize([(n, "a") for n in range(4)], 4), ["id", "text"]
         )
         with started(sink, context(2)), pytest.raises(BatchFailed) as caught:
-            stage_rows(four_tasks, [sink], attempt(1, 0, 2), ArrowLimit(), durable=True)
+            Staging(four_tasks, [sink], attempt(1, 0, 2)).stage(AS_PLANNED, ArrowLimit())
         assert "(currently 1)" in lines(caught)[0]
         assert "at least the number of tasks, here 4, in mode 'prepared'" in lines(caught)[2]

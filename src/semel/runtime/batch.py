@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -52,11 +52,10 @@ from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
 from semel.runtime.command import start_again
 from semel.runtime.mend import choose_parts, replace_gone
-from semel.runtime.phases import Phases, Report, Stage
+from semel.runtime.phases import Parts, Phases, Report, Stage
 from semel.runtime.plans import Plans
 from semel.runtime.restore import StrangeMarks, restored, settle_plan
 from semel.runtime.work import Work, batch_failed, cause_of, may_mend_itself, stalled
-from semel.sinks.base import StagedPart
 
 #: By these words a query is known that only has to be started again.
 PLAN_OVERWRITTEN = "Another driver has written it meanwhile"
@@ -103,7 +102,7 @@ class Coordinator(Phases):
         failpoint("batch.committed")
         rows = sum(c.rows for c in work.committables.values())
         how = "forwarded" if forwarded else "committed"
-        return Report(batch, how, rows, work.batch.attempt - 1, staged, work.ms)
+        return Report(batch, how, rows, work.batch.attempt - 1, staged, ms=work.ms)
 
     def open_work(self, batch: int) -> Work:
         """Read the journal, then look for a newer claim, in this order, and ask the protocol what follows."""
@@ -204,7 +203,11 @@ class Coordinator(Phases):
                 f"Batch {work.id} was written again {self.limits.mends} times and vanished each time."
             )
             return PrepareFailed()
-        event = self._propose(work, lambda: self._mend(work, attempt, stage(attempt, work.broken_sinks, work.digest)))
+
+        def staged_again() -> Parts:
+            return stage(attempt, work.broken_sinks, work.digest, work.tasks)
+
+        event = self._propose(work, lambda: self._mend(work, attempt, staged_again()))
         if isinstance(event, PrepareFailed):
             # The batch stays decided; what was staged now is dropped.
             self.roll_back(attempt)
@@ -226,7 +229,7 @@ class Coordinator(Phases):
         failpoint("batch.prepared")
         return Prepared(frozenset(c.key for c in work.proposal))
 
-    def _mend(self, work: Work, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]) -> tuple[Committable, ...]:
+    def _mend(self, work: Work, attempt: Attempt, parts: Parts) -> tuple[Committable, ...]:
         """What is gone is chosen for every sink before anything of it is prepared."""
         failpoint("batch.staged")
         try:

@@ -3,11 +3,15 @@
 Where a replay brings the rows of a task in the same order, it is a checksum of what Arrow holds, which costs next to
 nothing. Where rows were shuffled their order is a matter of chance: there Spark hashes each row in a column of its own,
 and the task adds the hashes up.
+
+A task may write several of Spark's partitions, one after the other. In a replay others may be written together. So its
+fingerprint says what each of them had: it is one print for each partition, with a plus sign between them.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Stands where the name of a column of hashes could: the order of the rows is known, and no hashes are needed.
 IN_ORDER = "*"
+#: Between the prints of partitions that one task wrote, and what stands there when none had rows.
+SEPARATOR, NO_ROWS = "+", f"0:{0:016x}"
 
 
 @dataclass
@@ -81,22 +87,37 @@ class Checksum:
 
 @dataclass
 class Fingerprint:
-    """How many rows there are, and the sum of their hashes."""
+    """How many rows there are, and the sum of their hashes: of each partition that the rows come from."""
 
-    rows: int = 0
-    sum: int = 0
+    #: partition -> its rows, and the sum of their hashes
+    partitions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, hashes: pa.Array) -> None:
-        """A null is a row that the sink's `where` left out."""
+    def add(self, hashes: pa.Array, origins: pa.Array | None = None) -> None:
+        """A null is a row that the sink's `where` left out. `origins` are the partitions that the rows come from."""
+        import numpy as np
         import pyarrow as pa
-        import pyarrow.compute as pc
 
-        self.rows += len(hashes) - hashes.null_count
-        # Sums of unsigned integers wrap around in Arrow, as this one does.
-        self.sum = (self.sum + (pc.sum(hashes.view(pa.uint64())).as_py() or 0)) % 2**64
+        if not len(hashes):
+            return
+        counted = hashes.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+        values = hashes.view(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
+        from_where = np.zeros(1, np.int64) if origins is None else origins.to_numpy(zero_copy_only=False)
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(from_where)) + 1))
+        # Sums of unsigned integers wrap around in numpy, as this one does.
+        sums, rows = np.add.reduceat(values, starts), np.add.reduceat(counted, starts)
+        for start, more, total in zip(starts, rows, sums, strict=True):
+            partition = int(from_where[start])
+            before, so_far = self.partitions.get(partition, (0, 0))
+            self.partitions[partition] = before + int(more), (so_far + int(total)) % 2**64
 
     def __str__(self) -> str:
-        return f"{self.rows}:{self.sum:016x}"
+        written = [f"{rows}:{total:016x}" for rows, total in self.partitions.values() if rows]
+        return SEPARATOR.join(sorted(written)) or NO_ROWS
+
+
+def prints_in(fingerprint: str) -> Counter[str]:
+    """What each partition had that was written together; nothing where there is no fingerprint."""
+    return Counter(fingerprint.split(SEPARATOR) if fingerprint else ())
 
 
 def without_hashes(batch: pa.RecordBatch, columns: Collection[str]) -> pa.RecordBatch:
@@ -106,27 +127,46 @@ def without_hashes(batch: pa.RecordBatch, columns: Collection[str]) -> pa.Record
     return batch.select([index for index, name in enumerate(batch.schema.names) if name not in columns])
 
 
+@dataclass(frozen=True)
+class Hashed:
+    """The columns that a frame got for fingerprints.
+
+    `hashes` has one for each view, "" where there is none. `origins` says which partition a row comes from; it is ""
+    where each task writes one of them.
+    """
+
+    hashes: tuple[str, ...]
+    origins: str = ""
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        return tuple(sorted({*self.hashes, self.origins} - {"", IN_ORDER}))
+
+
 def with_hashes(
-    frame: DataFrame, views: Sequence[str | None], asking: Sequence[bool]
-) -> tuple[DataFrame, tuple[str, ...]]:
-    """Add the hashes of the rows of each view that is asked for, and say in which columns; "" where there are none.
+    frame: DataFrame, views: Sequence[str | None], asking: Sequence[bool], *, joined: bool = False
+) -> tuple[DataFrame, Hashed]:
+    """Add the hashes of the rows of each view that is asked for. `joined` says that a task writes several partitions.
 
     They are a projection of their own, over columns that are computed already: what is hashed is what is written.
     """
     if not any(asking):
-        return frame, tuple("" for _ in views)
+        return frame, Hashed(tuple("" for _ in views))
     schema = frame.schema
     taken = {name.lower() for name in schema.names}
     free = (name for number in count(len(views)) if (name := f"_semel_{number}") not in taken)
     columns: dict[str | None, str] = {}
-    hashes: list[str] = []
+    added: list[str] = []
     for view in dict.fromkeys(view for view, asks in zip(views, asking, strict=True) if asks):
         expression = hash_of(schema if view is None else schema[view].dataType, view)
         if expression:
             columns[view] = next(free)
-            hashes.append(f"{expression} AS {columns[view]}")
+            added.append(f"{expression} AS {columns[view]}")
+    origins = next(free) if added and joined else ""
+    if origins:
+        added.append(f"spark_partition_id() AS {origins}")
     named = tuple(columns.get(view, "") if asks else "" for view, asks in zip(views, asking, strict=True))
-    return frame.selectExpr("*", *hashes) if hashes else frame, named
+    return frame.selectExpr("*", *added) if added else frame, Hashed(named, origins)
 
 
 def hash_of(rows: Any, view: str | None) -> str:

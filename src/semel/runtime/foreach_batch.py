@@ -22,12 +22,14 @@ from semel.runtime.commits import Waiting
 from semel.runtime.durability import NOT_PROMISED, CheckpointSync
 from semel.runtime.hadoop_durability import hadoop_durability_warning
 from semel.runtime.handover import wait_for_older
+from semel.runtime.hands import AS_PLANNED, Allowed, Hands, Pace, choose_hands, hands_again
+from semel.runtime.hands import Batch as BatchSize
 from semel.runtime.interpreter import require_python
 from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of
-from semel.runtime.options import Switches
-from semel.runtime.phases import Limits, Only, Phases, Report
+from semel.runtime.options import PARTITIONS, Switches
+from semel.runtime.phases import Limits, Only, Parts, Phases, Report
 from semel.runtime.query import RunningQuery, plan_must_run
-from semel.runtime.staging import check_rows, stage_rows
+from semel.runtime.staging import Staging, check_rows, is_shuffled, rdd_of
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.sinks.base import Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
@@ -89,13 +91,15 @@ class BatchFunction:
         self._ending = threading.Lock()
         self._progress: KafkaProgress | None = None
         self._limit = ArrowLimit()
+        self._pace = Pace()
+        self._rows_in: int | None = None
 
     def begin(self, spark: SparkSession, location: str, query_id: PipelineId, under_way: int | None = None) -> None:
         """Claim and recover: before the query starts, or with `semel.sink` at its first batch, which is under way."""
         require_python(spark, self.sinks, durable=self.guarantee == "exactly-once")
         checkpoint = Checkpoint(spark, location)
         identity = Identity(query_id, self.name or self._query_name, self.known_by)
-        self._limit = ArrowLimit()
+        self._limit, self._pace = ArrowLimit(), Pace()
         self._let_go()
         self._is_over = False
         # The same function may have served a query that was fenced. This start has a claim of its own.
@@ -250,7 +254,7 @@ class BatchFunction:
         coordinator.is_stopped = lambda: not query.is_active
         progress = self._progress_of(query)
         progress.began(batch_id)
-        report = self._run(coordinator, df, batch_id)
+        report = self._run(coordinator, query, df, batch_id)
         if not report.staged and plan_must_run(query):
             df.write.format("noop").mode("append").save()
             coordinator.make_state_durable(batch_id)
@@ -267,13 +271,33 @@ class BatchFunction:
             return {}
         return {offsets_of(batch_id): f"in memory: {in_hand}"}
 
-    def _run(self, coordinator: Phases, df: DataFrame, batch_id: int) -> Report:
-        def stage(attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
-            durable = coordinator.context.marked
-            tuned = self.switches.tuned_workers
-            return stage_rows(df, self.sinks, attempt, self._limit, durable=durable, tuned=tuned, only=only, plan=plan)
+    def _run(self, coordinator: Phases, query: RunningQuery, df: DataFrame, batch_id: int) -> Report:
+        used: list[Hands] = []
 
-        return coordinator.run(batch_id, stage)
+        def stage(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+            sinks = [sink for sink in self.sinks if only is None or sink.name in only]
+            durable, tuned = coordinator.context.marked, self.switches.tuned_workers
+            hands = hands_again(again) if again else self._hands_for(query, df)
+            staged = Staging(df, sinks, attempt, durable, tuned, plan).stage(hands, self._limit)
+            used.append(staged.hands)
+            self._pace.saw(self._rows_in, max(map(_rows_of, staged.parts.values()), default=0), staged.row_bytes)
+            return staged.parts
+
+        report = coordinator.run(batch_id, stage)
+        return replace(report, hands=str(used[-1])) if used else report
+
+    def _hands_for(self, query: RunningQuery, df: DataFrame) -> Hands:
+        """Who writes the batch, by what is known of it."""
+        made_of = rdd_of(df)
+        if made_of is None or self.switches.tasks == PARTITIONS:
+            # Of a frame that is the user's own making nobody knows what is behind it.
+            return AS_PLANNED
+        self._rows_in, shuffled = query.rows_of_input(), is_shuffled(made_of)
+        rows = self._pace.expects(self._rows_in, is_shuffled=shuffled)
+        batch = BatchSize(made_of.getNumPartitions(), shuffled, rows, self._pace.row_bytes)
+        cores = df.sparkSession.sparkContext.defaultParallelism
+        by_driver = self.switches.driver_rows if all(s.capabilities.driver_writes for s in self.sinks) else 0
+        return choose_hands(batch, Allowed(cores, self.switches.tasks_max, by_driver))
 
     def _coordinator_for(self, query: RunningQuery, df: DataFrame, batch_id: int) -> Phases:
         """The coordinator of this run; a restarted query is a new run and claims anew."""
@@ -296,6 +320,10 @@ class BatchFunction:
         if self._progress is None:
             self._progress = KafkaProgress(planned_sources(query.analyzed), self._checkpoint.offsets)
         return self._progress
+
+
+def _rows_of(parts: Sequence[StagedPart]) -> int:
+    return sum(part.rows for part in parts)
 
 
 class Interrupted(Exception):

@@ -2,18 +2,21 @@
 
 A sink that commits task by task may show some tasks of a decided batch while others are gone. When Spark runs the batch
 again it may number its tasks otherwise (SPARK-28650; its Kafka source does), so what is gone is found by its content:
-by the fingerprint that the decision keeps of each committable.
+by the fingerprint that the decision keeps of each committable. Where a task wrote several partitions the replay writes
+each of them for itself, and several parts take the place of one committable.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from semel.errors import BatchFailed
 from semel.protocol.events import Committable
 from semel.protocol.step import ProtocolError
+from semel.runtime.fingerprint import prints_in
 from semel.sinks.base import StagedPart
 
 DATA_NOW = "the batch is decided; what is named here is not visible, the rest is"
@@ -44,21 +47,27 @@ def choose_parts(decided: Sequence[Committable], gone: Collection[str], parts: S
         _require_layout(decided, parts)
         return Mend(tuple(parts))
     written = [p for p in parts if p.rows]
-    if "" in _contents(lost) | _contents(visible) | _contents(written):
+    if not all([*(c.fingerprint for c in (*lost, *visible)), *(p.fingerprint for p in written)]):
         raise _cannot_mend(lost, "they cannot be told apart in a replay")
-    waiting: dict[str, deque[str]] = {}
-    for committable in lost:
-        waiting.setdefault(committable.fingerprint, deque()).append(committable.key)
+    missing = {c.key: prints_in(c.fingerprint) for c in lost}
     keys: dict[str, str] = {}
     spare: list[StagedPart] = []
     for part in written:
-        if alike := waiting.get(part.fingerprint):
-            keys[str(part.branch)] = alike.popleft()
-        else:
+        found = prints_in(part.fingerprint)
+        key = next((key for key, prints in missing.items() if found <= prints), None)
+        if key is None:
             spare.append(part)
-    if len(keys) < len(lost) or _contents(spare) != _contents(visible):
+        else:
+            missing[key] -= found
+            keys[str(part.branch)] = _free(key, keys.values())
+    if any(missing.values()) or _contents(spare) != _contents(visible):
         raise _cannot_mend(lost, "a replay did not bring them again")
     return Mend(tuple(p for p in written if str(p.branch) in keys), tuple(spare), keys)
+
+
+def _free(key: str, taken: Collection[str]) -> str:
+    """The key of a committable for the first part that takes its place, and one made of it for each other."""
+    return next(name for n in count() if (name := f"{key}+{n}" if n else key) not in taken)
 
 
 def replace_gone(mend: Mend, decided: Sequence[Committable], prepared: Sequence[Committable]) -> list[Committable]:
@@ -75,13 +84,13 @@ def replace_gone(mend: Mend, decided: Sequence[Committable], prepared: Sequence[
 
 
 def _contents(of: Iterable[StagedPart | Committable]) -> Counter[str]:
-    return Counter(x.fingerprint for x in of)
+    return sum((prints_in(x.fingerprint) for x in of), Counter())
 
 
 def _require_layout(decided: Sequence[Committable], parts: Sequence[StagedPart]) -> None:
     """Every key must be replaced, and where there is one for each task there must be as many tasks as before."""
     before, now = sum(len(c.branches) for c in decided), len(parts)
-    if before != now:
+    if now < before:
         raise BatchFailed(
             f"Batch {decided[0].attempt.batch} has another task layout than when it was decided: "
             f"{now} tasks for {decided[0].sink}, not {before}.",

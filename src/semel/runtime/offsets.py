@@ -70,6 +70,26 @@ def is_of_kafka(offset: str) -> bool:
     return isinstance(topics, dict) and bool(topics) and all(isinstance(ends, dict) for ends in topics.values())
 
 
+def rows_between(since: Sequence[str], upto: Sequence[str]) -> int | None:
+    """How many records of Kafka lie between these offsets of all sources; None where one of them is not of Kafka.
+
+    A partition that is new begins somewhere behind 0, so that there are no more than this.
+    """
+    if not upto or not all(offset == NO_OFFSET or is_of_kafka(offset) for offset in (*since, *upto)):
+        return None
+    began = [_ends(offset) for offset in since] + [{}] * (len(upto) - len(since))
+    return sum(
+        max(end - before.get(partition, 0), 0)
+        for before, ends in zip(began, map(_ends, upto), strict=True)
+        for partition, end in ends.items()
+    )
+
+
+def _ends(offset: str) -> dict[tuple[str, str], int]:
+    topics = {} if offset == NO_OFFSET else json.loads(offset)
+    return {(topic, number): int(end) for topic, ends in topics.items() for number, end in ends.items()}
+
+
 def is_same_offset(one: str, other: str) -> bool:
     """Whether two offsets say the same. A source may write the fields of one in another order the next time."""
     try:

@@ -42,12 +42,17 @@ T = TypeVar("T")
 
 #: The sinks whose rows are wanted; None means all.
 Only = Collection[str] | None
+#: What tasks staged, by sink.
+Parts = Mapping[str, Sequence[StagedPart]]
 
 
 class Stage(Protocol):
-    """Runs the batch's plan once and returns what its tasks staged, by sink. `plan` is its digest, for markers."""
+    """Runs the batch's plan once and returns what its tasks staged, by sink. `plan` is its digest, for markers.
 
-    def __call__(self, attempt: Attempt, only: Only = None, plan: str = "") -> Mapping[str, Sequence[StagedPart]]: ...
+    `again` says how many tasks had written the batch when it was decided; 0 the first time.
+    """
+
+    def __call__(self, attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts: ...
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Report:
     rows: int = 0
     attempt: int = 0
     staged: bool = True
+    #: Who wrote the rows: the driver, or how many tasks; see `runtime.hands`.
+    hands: str = ""
     ms: Mapping[str, float] = field(default_factory=dict)
     lag: Lag | None = None
     warning: str = ""
@@ -213,12 +220,12 @@ class Phases(ABC):
             pause_s = min(pause_s * 2, self.limits.stage_pause_s_max)
             self.roll_back(attempt)
 
-    def _staged(self, attempt: Attempt, stage: Stage, plan: str = "") -> Mapping[str, Sequence[StagedPart]]:
+    def _staged(self, attempt: Attempt, stage: Stage, plan: str = "") -> Parts:
         for participant in self.participants.values():
             participant.expect(attempt)
         return stage(attempt, None, plan)
 
-    def _prepare(self, attempt: Attempt, parts: Mapping[str, Sequence[StagedPart]]) -> tuple[Committable, ...]:
+    def _prepare(self, attempt: Attempt, parts: Parts) -> tuple[Committable, ...]:
         failpoint("batch.staged")
         prepared: list[Committable] = []
         for sink, participant in self.participants.items():

@@ -22,7 +22,8 @@ from semel.runtime.checks import (
 from semel.runtime.commits import Waiting, finished
 from semel.runtime.foreach_batch import BatchFunction, Listener
 from semel.runtime.handover import Watch
-from semel.runtime.options import Switches, check_names
+from semel.runtime.hands import DRIVER_ROWS
+from semel.runtime.options import AUTO, Switches, check_names
 from semel.runtime.phases import Limits
 from semel.runtime.query import CHECKPOINT_DEFAULT
 from semel.runtime.staging import check_rows
@@ -52,6 +53,8 @@ def sink(
     name: str = "",
     power_loss_safe: bool = True,
     tuned_workers: bool = True,
+    tasks: str | int = AUTO,
+    driver_rows: int = DRIVER_ROWS,
     limits: Limits = Limits(),
 ) -> BatchFunction:
     """The drop-in: `df.writeStream.foreachBatch(semel.sink(Sqlite(...))).option(...).start()`.
@@ -63,7 +66,7 @@ def sink(
         sinks,
         check_guarantee(guarantee),
         name=name,
-        switches=Switches(power_loss_safe, tuned_workers),
+        switches=Switches(power_loss_safe, tuned_workers, tasks, driver_rows),
         limits=limits,
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from semel.errors import Refused
 from semel.ids import pipeline_id
 from semel.runtime.checks import Guarantee, check_checkpoint, check_options, check_sources
-from semel.runtime.offsets import NO_OFFSET
+from semel.runtime.offsets import NO_OFFSET, rows_between
 from semel.sources.plan import scala_dict
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 #: As Spark compares it, which takes any case.
 CHECKPOINT_OPTION = "checkpointlocation"
 CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
+#: Of files only the size is known. A row takes as much in one, or more.
+FILE_ROW_BYTES = 16
+#: Spark takes what it knows nothing of for as large as can be.
+UNKNOWN_BYTES = 2**50
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -65,9 +69,26 @@ class RunningQuery:
 
     def offsets_in_hand(self) -> list[str]:
         """Up to where the batch at hand goes, one line for each source, as Spark read or wrote it in `offsets/N`."""
-        progress, sources = self._execution.availableOffsets(), self._execution.sources()
+        return self._offsets(self._execution.availableOffsets())
+
+    def _offsets(self, progress: Any) -> list[str]:
+        sources = self._execution.sources()
         found = [progress.get(sources.apply(index)) for index in range(sources.size())]
         return [str(offset.get().json()) if offset.isDefined() else NO_OFFSET for offset in found]
+
+    def rows_of_input(self) -> int | None:
+        """How many rows go into the batch at hand, at the most; None where its offsets do not say.
+
+        Of Kafka they do, but for records that are no rows: marks of transactions, and what was compacted. Of files
+        Spark knows the size.
+        """
+        upto, since = self.offsets_in_hand(), self._offsets(self._execution.committedOffsets())
+        rows = rows_between(since, upto)
+        return self._rows_of_files() if rows is None else rows
+
+    def _rows_of_files(self) -> int | None:
+        size = int(self._execution.lastExecution().optimizedPlan().stats().sizeInBytes().toString())
+        return size // FILE_ROW_BYTES if size < UNKNOWN_BYTES else None
 
     def refuse_what_breaks_the_guarantee(self, guarantee: Guarantee) -> None:
         if "Async" in self._execution.getClass().getSimpleName():

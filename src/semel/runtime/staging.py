@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel import failpoints
 from semel.errors import ConfigError, SchemaMismatch, SemelError
 from semel.ids import Attempt
 from semel.runtime.arrow import ArrowLimit
-from semel.runtime.fingerprint import IN_ORDER, with_hashes
+from semel.runtime.by_driver import TooMuch, write_by_driver
+from semel.runtime.fingerprint import IN_ORDER, Hashed, with_hashes
+from semel.runtime.hands import AS_PLANNED, Hands
 from semel.runtime.interpreter import error_of_worker
-from semel.runtime.phases import Only
 from semel.runtime.task import PARTS, ROW_BYTES, VERSIONS, TaskWriter, decode_parts, error_of_task
 from semel.runtime.versions import own_versions, require_same, sealed
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
@@ -21,65 +24,117 @@ from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_LOG = logging.getLogger("semel")
 
-def stage_rows(
-    df: DataFrame,
-    sinks: Sequence[Sink],
-    attempt: Attempt,
-    limit: ArrowLimit,
-    *,
-    durable: bool,
-    tuned: bool = True,
-    only: Only = None,
-    plan: str = "",
-) -> dict[str, list[StagedPart]]:
-    """One Spark job that writes the batch to every sink, and what its tasks staged."""
-    wanted = [s for s in sinks if only is None or s.name in only]
-    frame, views = combined_view(df, wanted)
-    # Below exactly-once nothing is written again, so nobody asks for fingerprints.
-    asking = [durable and sink.capabilities.commits_by_task for sink in wanted]
-    if any(asking) and keeps_order(df):
-        hashes = tuple(IN_ORDER if asks else "" for asks in asking)
-    else:
-        frame, hashes = with_hashes(frame, views, asking)
-    points = os.environ.get(failpoints.VARIABLE, "")
-    writer = TaskWriter(tuple(wanted), views, hashes, attempt, durable, points, plan, tuned)
-    versions = own_versions()
-    staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in wanted}
-    limit.apply(df.sparkSession)
-    try:
-        rows = frame.mapInArrow(sealed(writer, versions), _returns()).collect()
-    except Exception as error:
-        cause = error_of_task(str(error)) or error_of_worker(str(error), df.sparkSession)
-        if cause is None:
-            raise
-        raise _with_number_of_tasks(cause, df) from error
-    limit.saw(max((row[ROW_BYTES] for row in rows), default=0))
-    for row in rows:
-        require_same(versions, json.loads(row[VERSIONS]))
-        for part in decode_parts(row[PARTS]):
+
+@dataclass(frozen=True)
+class Staged:
+    """What was staged, by sink; by whose hands; and of how many bytes a row is at the most."""
+
+    parts: dict[str, list[StagedPart]]
+    hands: Hands
+    row_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A batch that is to be staged: its rows, and in which sinks, under which names.
+
+    `durable` is off below exactly-once. `tuned` spares the workers what `worker` spares them. `plan` is the digest of
+    what Spark planned.
+    """
+
+    df: DataFrame
+    sinks: Sequence[Sink]
+    attempt: Attempt
+    durable: bool = True
+    tuned: bool = True
+    plan: str = ""
+
+    def stage(self, hands: Hands, limit: ArrowLimit) -> Staged:
+        """One Spark job that computes the batch, whose rows its tasks write to every sink, or the driver does."""
+        limit.apply(self.df.sparkSession)
+        if hands.on_driver:
+            try:
+                return self._by_driver(hands)
+            except TooMuch as error:
+                _LOG.warning(
+                    "%s: the driver got %s, which is more than it takes; tasks write them.", self.attempt, error
+                )
+        return self._by_tasks(AS_PLANNED if hands.on_driver else hands, limit)
+
+    def _by_driver(self, hands: Hands) -> Staged:
+        frame, views = combined_view(self.df, self.sinks)
+        # One part of each sink is there whole or not at all, so that nobody looks for it by its rows.
+        writer = self._writer(views, Hashed(("",) * len(self.sinks)))
+        parts, row_bytes = write_by_driver(in_few(frame, hands), writer)
+        return Staged(self._by_sink(parts), hands, row_bytes)
+
+    def _by_tasks(self, hands: Hands, limit: ArrowLimit) -> Staged:
+        frame, views = combined_view(self.df, self.sinks)
+        # Below exactly-once nothing is written again, so nobody asks for fingerprints. One task leaves one part of each
+        # sink, which is there whole or not at all.
+        asking = [self.durable and hands.tasks != 1 and sink.capabilities.commits_by_task for sink in self.sinks]
+        if any(asking) and not hands.tasks and keeps_order(self.df):
+            hashed = Hashed(tuple(IN_ORDER if asks else "" for asks in asking))
+        else:
+            frame, hashed = with_hashes(frame, views, asking, joined=hands.tasks > 1)
+        versions = own_versions()
+        job = in_few(frame, hands).mapInArrow(sealed(self._writer(views, hashed), versions), _returns())
+        try:
+            rows = job.collect()
+        except Exception as error:
+            cause = error_of_task(str(error)) or error_of_worker(str(error), self.df.sparkSession)
+            if cause is None:
+                raise
+            raise _with_number_of_tasks(cause, self.df) from error
+        row_bytes = max((row[ROW_BYTES] for row in rows), default=0)
+        limit.saw(row_bytes)
+        parts = []
+        for row in rows:
+            require_same(versions, json.loads(row[VERSIONS]))
+            parts += decode_parts(row[PARTS])
+        return Staged(self._by_sink(parts), hands, row_bytes)
+
+    def _writer(self, views: tuple[str | None, ...], hashed: Hashed) -> TaskWriter:
+        points = os.environ.get(failpoints.VARIABLE, "")
+        return TaskWriter(tuple(self.sinks), views, hashed, self.attempt, self.durable, points, self.plan, self.tuned)
+
+    def _by_sink(self, parts: Sequence[StagedPart]) -> dict[str, list[StagedPart]]:
+        staged: dict[str, list[StagedPart]] = {sink.name: [] for sink in self.sinks}
+        for part in parts:
             staged[part.branch.sink].append(part)
-    return staged
+        return staged
+
+
+def in_few(frame: DataFrame, hands: Hands) -> DataFrame:
+    """The partitions as they are, in few tasks: each takes some of them, one after the other. Nothing is shuffled."""
+    return frame.coalesce(hands.tasks) if hands.tasks else frame
 
 
 def _with_number_of_tasks(cause: SemelError, df: DataFrame) -> SemelError:
     """An error that says that something must be as large as the number of tasks says how large that is."""
-    plan = df._jdf.queryExecution().analyzed()
-    if NUMBER_OF_TASKS in cause.remedy and plan.getClass().getSimpleName() == "LogicalRDD":
-        told = f"{NUMBER_OF_TASKS}, here {plan.rdd().getNumPartitions()},"
+    made_of = rdd_of(df)
+    if NUMBER_OF_TASKS in cause.remedy and made_of is not None:
+        told = f"{NUMBER_OF_TASKS}, here {made_of.getNumPartitions()},"
         cause.remedy = cause.remedy.replace(NUMBER_OF_TASKS, told)
     return cause
 
 
 def keeps_order(df: DataFrame) -> bool:
-    """Whether the rows of each task are in the same order whenever the batch is run: nothing has shuffled them.
+    """Whether the rows of each task are in the same order whenever the batch is run: nothing has shuffled them."""
+    made_of = rdd_of(df)
+    return made_of is not None and not is_shuffled(made_of)
 
-    Spark hands a batch over as an RDD, which knows what it was made of. Any other frame was made by the user.
-    """
+
+def rdd_of(df: DataFrame) -> Any:
+    """Spark hands a batch over as an RDD, which knows what it was made of. A frame of the user's own gives None."""
     plan = df._jdf.queryExecution().analyzed()
-    if plan.getClass().getSimpleName() != "LogicalRDD":
-        return False
-    return "Shuffle" not in plan.rdd().toDebugString()
+    return plan.rdd() if plan.getClass().getSimpleName() == "LogicalRDD" else None
+
+
+def is_shuffled(rdd: Any) -> bool:
+    return "Shuffle" in rdd.toDebugString()
 
 
 def _returns() -> Any:

@@ -14,7 +14,7 @@ from semel import errors, failpoints, formats
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, parse_branch
 from semel.runtime import worker
-from semel.runtime.fingerprint import IN_ORDER, Checksum, Fingerprint, without_hashes
+from semel.runtime.fingerprint import IN_ORDER, Checksum, Fingerprint, Hashed, without_hashes
 from semel.runtime.versions import own_versions
 from semel.sinks.base import Sink, StagedPart, Writer
 
@@ -30,13 +30,13 @@ class TaskWriter:
     """What `mapInArrow` runs. It is pickled with the sinks' configuration; clients are made on the executor.
 
     `views` says, sink by sink, which struct column holds the sink's rows; None means that it takes every column as it
-    is. `hashes` says which column holds the hashes of the sink's rows; `IN_ORDER` means that none are needed for their
+    is. `hashed` says which column holds the hashes of the sink's rows; `IN_ORDER` means that none are needed for their
     fingerprint, "" that nobody asks for one. `plan` is the digest of what Spark planned for the batch.
     """
 
     sinks: tuple[Sink, ...]
     views: tuple[str | None, ...]
-    hashes: tuple[str, ...]
+    hashed: Hashed
     attempt: Attempt
     durable: bool
     failpoints: str
@@ -69,13 +69,16 @@ class TaskWriter:
             s.writer(Branch(self.attempt, s.name, task, retry), durable=self.durable, plan=self.plan)
             for s in self.sinks
         ]
-        sums = {column: Fingerprint() for column in self.hashes if column not in ("", IN_ORDER)}
-        checks = {view: Checksum() for view, column in zip(self.views, self.hashes, strict=True) if column == IN_ORDER}
+        hashes, origins = self.hashed.hashes, self.hashed.origins
+        sums = {column: Fingerprint() for column in hashes if column not in ("", IN_ORDER)}
+        checks = {view: Checksum() for view, column in zip(self.views, hashes, strict=True) if column == IN_ORDER}
         try:
             for batch in batches:
+                from_where = batch.column(batch.schema.get_field_index(origins)) if origins else None
                 for column, fingerprint in sums.items():
-                    fingerprint.add(batch.column(batch.schema.get_field_index(column)))
-                rows = {v: rows_of_view(batch, v) if v else without_hashes(batch, sums) for v in set(self.views)}
+                    fingerprint.add(batch.column(batch.schema.get_field_index(column)), from_where)
+                hidden = self.hashed.added
+                rows = {v: rows_of_view(batch, v) if v else without_hashes(batch, hidden) for v in set(self.views)}
                 for view, check in checks.items():
                     check.add(rows[view])
                 for view, writer in zip(self.views, writers, strict=True):
@@ -88,7 +91,7 @@ class TaskWriter:
         failpoint("task.prepared")
         prints = [
             str(checks[view] if column == IN_ORDER else sums.get(column, ""))
-            for view, column in zip(self.views, self.hashes, strict=True)
+            for view, column in zip(self.views, hashes, strict=True)
         ]
         return [replace(part, fingerprint=text, plan=self.plan) for part, text in zip(parts, prints, strict=True)]
 

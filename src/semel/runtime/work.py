@@ -131,6 +131,11 @@ class Work:
             return "it gave no answer"
         return cause_of(error)
 
+    @property
+    def tasks(self) -> int:
+        """How many tasks have written what is decided. Each leaves a branch in each sink."""
+        return max(sum(len(c.branches) for c in self.of(sink)) for sink in self.sinks_of(self.committables))
+
     def sinks_of(self, keys: Iterable[str]) -> list[str]:
         """A sink may have a committable for each of its tasks. Users know sinks."""
         return sorted({self.committables[key].sink for key in keys})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import lru_cache
 
 from semel.simulation.stores import Rows
@@ -25,3 +26,10 @@ def rows_of_tasks(seed: int, start: int, end: int) -> tuple[Rows, ...]:
     tasks = dice.randint(1, 3)
     owners = [dice.randrange(tasks) for _ in range(start, end)]
     return tuple(tuple(start + k for k, owner in enumerate(owners) if owner == task) for task in range(tasks))
+
+
+def in_few(partitions: Sequence[Rows], tasks: int) -> list[tuple[Rows, ...]]:
+    """Which partitions each task writes, one after the other, if there are so few tasks; each its own if it is 0."""
+    if not tasks:
+        return [(rows,) for rows in partitions]
+    return [tuple(partitions[task::tasks]) for task in range(min(tasks, len(partitions)))]

@@ -12,14 +12,16 @@ from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, PipelineId
 from semel.protocol.plans import digest_of
 from semel.runtime.batch import Coordinator
+from semel.runtime.fingerprint import SEPARATOR
+from semel.runtime.hands import hands_again
 from semel.runtime.offsets import commits_of, offsets_of
-from semel.runtime.phases import Limits, Only
+from semel.runtime.phases import Limits, Only, Parts
 from semel.runtime.startup import start_exactly_once
 from semel.simulation.checkpoint import BEGINNING, Planned, plans_of
 from semel.simulation.line import CHECKPOINT, Line, TaskFailed
 from semel.simulation.participants import SimulatedSink
 from semel.simulation.records import SimulatedRecords
-from semel.simulation.source import BEGINS_AT_MAX, draw_rows, rows_of_tasks
+from semel.simulation.source import BEGINS_AT_MAX, draw_rows, in_few, rows_of_tasks
 from semel.simulation.stores import Rows
 from semel.sinks.base import StagedPart
 
@@ -81,17 +83,19 @@ class Query:
         attempt: Attempt,
         only: Only = None,
         plan: str = "",  # noqa: ARG002 - simulated markers do not name it
-    ) -> Mapping[str, Sequence[StagedPart]]:
+        again: int = 0,
+    ) -> Parts:
         """Run the tasks. Like Spark's task attempt ids, the numbers of their tries never come again."""
         world, span = self.world, (self.at_hand.start, self.at_hand.end or 0)
         world.witness.ran[attempt] = span
-        content = list(rows_of_tasks(world.seed, *span))
+        partitions = list(rows_of_tasks(world.seed, *span))
         # Spark may number the tasks otherwise when it runs a batch again (SPARK-28650).
-        world.dice.shuffle(content)
+        world.dice.shuffle(partitions)
+        content = in_few(partitions, hands_again(again).tasks if again else world.hands)
         names = [name for name in world.stores if only is None or name in only]
         parts: dict[str, list[StagedPart]] = {name: [] for name in names}
-        for task, rows in enumerate(content):
-            for part in _run_task(world, self.line, attempt, task, rows, names, self._tries):
+        for task, joined in enumerate(content):
+            for part in _run_task(world, self.line, attempt, task, joined, names, self._tries):
                 parts[part.branch.sink].append(part)
         return parts
 
@@ -138,14 +142,20 @@ def _start(world: World, line: Line, query: Query, under_way: int | None = None)
 
 
 def _run_task(
-    world: World, line: Line, attempt: Attempt, task: int, rows: Rows, names: Sequence[str], retries: count[int]
+    world: World,
+    line: Line,
+    attempt: Attempt,
+    task: int,
+    joined: Sequence[Rows],
+    names: Sequence[str],
+    retries: count[int],
 ) -> list[StagedPart]:
     for tries_left in reversed(range(TASK_TRIES)):
         retry = next(retries)
         try:
             if world.tasks_are_doomed:
                 raise TaskFailed("the task fails again")
-            return [_write(world, line, Branch(attempt, name, task, retry), rows) for name in names]
+            return [_write(world, line, Branch(attempt, name, task, retry), joined) for name in names]
         except (SinkUnavailable, TaskFailed):
             if not tries_left:
                 world.tasks_are_doomed = False
@@ -153,9 +163,12 @@ def _run_task(
     raise AssertionError("a task is tried at least once")
 
 
-def _write(world: World, line: Line, branch: Branch, rows: Rows) -> StagedPart:
+def _write(world: World, line: Line, branch: Branch, joined: Sequence[Rows]) -> StagedPart:
+    """The rows of some partitions, and a print of each of them that has any."""
+    rows = tuple(row for partition in joined for row in partition)
     if not rows:
         return StagedPart(branch, 0)
     store = world.stores[branch.sink]
     line.ask(branch.sink, "stage", lambda: store.stage(branch, rows, world.now), branch)
-    return StagedPart(branch, len(rows), {"task": branch.task}, ",".join(map(str, rows)))
+    prints = (",".join(map(str, partition)) for partition in joined if partition)
+    return StagedPart(branch, len(rows), {"task": branch.task}, SEPARATOR.join(prints))

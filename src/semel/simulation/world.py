@@ -72,6 +72,9 @@ class World:
         self.forgets_soon = self.dice.random() < 0.5
         #: In some worlds semel is a function in a foreachBatch: it hears of a query in its first batch only.
         self.drops_in = self.dice.random() < 0.3
+        #: How many tasks write a batch, each several partitions; 0 where each partition has a task of its own. Drawn
+        #: by dice of its own, so that it changes nothing else in a world.
+        self.hands = random.Random(f"hands of {seed}").choice((0, 0, 1, 2))  # noqa: S311 - a game, not a secret
         self.records = MemoryStore()
         #: Batches whose journals were forgotten. What lies there now was recorded later; nobody acts on it.
         self.pruned: set[int] = set()

@@ -40,6 +40,8 @@ class Capabilities:
     commits_by_task: bool = False
     #: The store drops what is prepared after a while: it is prepared last and committed first.
     expires: bool = False
+    #: The driver may write a small batch itself, by the writer of a task. Where it may not, tasks always do.
+    driver_writes: bool = True
 
 
 @dataclass(frozen=True)

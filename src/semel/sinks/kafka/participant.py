@@ -17,6 +17,7 @@ from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Remains, Sight, StagedPart, committable_for
 from semel.sinks.kafka.ids import id_pattern
 from semel.sinks.kafka.markers import Fate, Fence, MarkerLog, fence_record, marker_record, partition_of
+from semel.sinks.kafka.pool import release_pool
 from semel.sinks.kafka.topics import write_record
 from semel.sinks.kafka.wire.client import Wire
 from semel.sinks.kafka.wire.requests import Transaction
@@ -382,6 +383,7 @@ class KafkaParticipant(Participant):
         return f"no answer from {silent}." if silent else ""
 
     def close(self) -> None:
+        release_pool(self.prefix)
         self.wire.close()
 
 

@@ -172,6 +172,12 @@ def settle_all() -> None:
         pool.settle()
 
 
+def release_pool(prefix: str) -> None:
+    """Let go of the producers under one prefix: of a driver that wrote small batches itself."""
+    for key in [key for key in _POOLS if key[0] == prefix]:
+        _POOLS.pop(key).release()
+
+
 def release_all() -> None:
     """Let go of every producer and every slot of this process. A worker need not: the kernel does it."""
     for pool in _POOLS.values():
