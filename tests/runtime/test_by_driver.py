@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ EVERY_TYPE = """SELECT 1Y AS a, 2S AS b, id AS c, CAST(id AS INT) AS d, 1.5F AS 
     FROM range(3)"""
 
 
-def types(batches: Iterator[Any]) -> Iterator[Any]:
+def types(batches: Iterable[Any]) -> Iterable[Any]:
     """Runs in a task. It says what it got, as text."""
     import pyarrow as pa
 
@@ -57,7 +57,7 @@ def test_the_driver_gets_what_a_task_would_get(spark: SparkSession, zone: str) -
         schema, content = (row.said for row in df.mapInArrow(types, "said string").collect())
         (batch,) = rows_of(df)
     finally:
-        spark.conf.set("spark.sql.session.timeZone", before)
+        spark.conf.set("spark.sql.session.timeZone", before or "UTC")
     # Whether Spark says that a column has no nulls differs. No sink asks, because types are checked before.
     assert str(batch.schema.remove_metadata()).replace(" not null", "") == schema.replace(" not null", "")
     assert str(batch.to_pylist()) == content
@@ -130,6 +130,7 @@ class FailingWriter(Writer):
         self.real = real
 
     def write(self, batch: pa.RecordBatch) -> None:
+        self.real.write(batch)
         raise BatchFailed("The store does not take row 3.", remedy="Correct row 3.")
 
     def prepare(self) -> StagedPart:
@@ -175,7 +176,7 @@ def test_a_query_hands_small_batches_to_the_driver(spark: SparkSession, tmp_path
         feed(tmp_path / "in", batch, range(batch * 10, batch * 10 + 10))
     reports = run(spark, tmp_path, semel.Memory("q"), ROWS)
     assert [(r.rows, r.hands) for r in reports] == [(10, "the driver")] * 2
-    assert sorted(row["id"] for row in memory_table("q").rows) == list(range(20))
+    assert sorted(row["id"] for row in memory_table("q").visible) == list(range(20))
 
 
 def test_a_stateful_query_begins_with_few_tasks_because_nobody_knows_what_comes_out(
@@ -191,7 +192,7 @@ def test_a_stateful_query_begins_with_few_tasks_because_nobody_knows_what_comes_
         spark.conf.set("spark.sql.shuffle.partitions", before or "2")
     cores = spark.sparkContext.defaultParallelism
     assert [r.hands for r in reports] == [f"{2 * cores} tasks", "the driver"]
-    last = {row["key"]: row["n"] for row in memory_table("s").rows}
+    last = {row["key"]: row["n"] for row in memory_table("s").visible}
     assert last == dict.fromkeys(range(7), 4)
 
 
