@@ -112,7 +112,7 @@ def test_more_than_the_driver_takes_is_written_by_tasks(
         found = staged(spark.range(0, 10, 1, 2), semel.Memory("d"))
     assert not found.hands.on_driver
     assert [part.rows for part in found.parts["memory_d"]] == [5, 5]
-    assert "the driver got 10 rows of 80 bytes, more than it takes; tasks write them." in caplog.text
+    assert "the driver got 10 rows of 80 bytes, which is more than it takes; tasks write them." in caplog.text
 
 
 @dataclass(frozen=True)
@@ -200,10 +200,11 @@ def test_a_stateful_query_begins_with_few_tasks_because_nobody_knows_what_comes_
     ("options", "hands"),
     [
         ({"semel.tasks": "partitions"}, "one task a partition"),
-        ({"semel.driverRows": 9}, "one task a partition"),
-        ({"semel.driverRows": 10}, "the driver"),
+        ({"semel.driverRows": 0}, "one task a partition"),
+        ({"semel.driverRows": 1}, "one task a partition"),
+        ({"semel.driverRows": 20}, "the driver"),
     ],
-    ids=["a task for each partition", "more rows than the driver may", "as many rows as the driver may"],
+    ids=["a task for each partition", "never the driver", "more rows than the driver may", "few"],
 )
 def test_the_user_says_who_writes(spark: SparkSession, tmp_path: Path, options: dict[str, object], hands: str) -> None:
     feed(tmp_path / "in", 0, range(3))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: As Spark compares it, which takes any case.
 CHECKPOINT_OPTION = "checkpointlocation"
 CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
-#: Of files only the size is known. A row takes as much in one, or more.
+#: Of files only the size is known. A row takes about so much in one, or more.
 FILE_ROW_BYTES = 16
 #: Spark takes what it knows nothing of for as large as can be.
 UNKNOWN_BYTES = 2**50
@@ -77,17 +77,17 @@ class RunningQuery:
         return [str(offset.get().json()) if offset.isDefined() else NO_OFFSET for offset in found]
 
     def rows_of_input(self) -> int | None:
-        """How many rows go into the batch at hand, at the most; None where its offsets do not say.
+        """About how many rows go into the batch at hand; None where nothing says it.
 
-        Of Kafka they do, but for records that are no rows: marks of transactions, and what was compacted. Of files
-        Spark knows the size.
+        The offsets of Kafka do, at the most: some records are no rows, but marks of transactions. Of files Spark knows
+        the size.
         """
         upto, since = self.offsets_in_hand(), self._offsets(self._execution.committedOffsets())
         rows = rows_between(since, upto)
         return self._rows_of_files() if rows is None else rows
 
     def _rows_of_files(self) -> int | None:
-        size = int(self._execution.lastExecution().optimizedPlan().stats().sizeInBytes().toString())
+        size = int(str(self._execution.lastExecution().optimizedPlan().stats().sizeInBytes()))
         return size // FILE_ROW_BYTES if size < UNKNOWN_BYTES else None
 
     def refuse_what_breaks_the_guarantee(self, guarantee: Guarantee) -> None:
