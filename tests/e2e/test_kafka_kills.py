@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from semel.failpoints import all_failpoints
 from tests.e2e.kafka_game import KafkaGame, forwarded
-from tests.e2e.kafka_points import IN_A_TASK, POINTS
+from tests.e2e.kafka_points import IN_A_TASK, POINTS, nth
+from tests.e2e.ways import died_as_it_should, way
 
 # The points of a start are more telling after a kill that leaves something to recover: transactions that nobody has
 # decided, or a decision that nobody has committed.
@@ -32,9 +32,6 @@ ORDER = (
     "kafka.committed",
     "batch.committed",
 )
-# At which hit to kill, so that a life commits a batch before it dies. Before the second decision, the log has written
-# a probe, the claim, the closing of a slot and the first decision. The second batch ends its first transaction third.
-NTH = {"log.written": 5, "kafka.committed": 3} | dict.fromkeys((p for p in POINTS if p.startswith("startup.")), 1)
 #: Two workers a life, each with a few ids, and those of a life before it whose workers have not noticed its end yet.
 IDS_MAX = 12
 #: Whoever dies here leaves a decided batch, which the next one that gets so far commits without writing it again.
@@ -45,10 +42,9 @@ DECIDED = ("batch.decided", "kafka.committed", "batch.committed")
 def test_kill_at_every_failpoint(make_kafka_game: Callable[..., KafkaGame]) -> None:
     game = make_kafka_game(batches=2 * len(ORDER))
     left_decided: list[str] = []
-    for point in ORDER:
-        life = game.live(f"{point}@{NTH.get(point, 2)}")
-        died = "failed before it was decided" in life.error if point in IN_A_TASK else life.killed
-        assert died, f"{point}: {life}"
+    for turn, point in enumerate(ORDER):
+        life = game.live(f"{point}@{nth(point, **way(turn))}", **way(turn))
+        assert died_as_it_should(life, in_a_task=point in IN_A_TASK, **way(turn)), f"{point}: {life}"
         if not point.startswith("startup."):
             staged = [staged for _, staged in forwarded(life)]
             assert staged == [False] * len(left_decided), f"{point} after {left_decided}"
@@ -67,4 +63,3 @@ def test_kill_at_every_failpoint(make_kafka_game: Callable[..., KafkaGame]) -> N
 
 def test_the_order_names_every_failpoint_that_a_kafka_pipeline_passes() -> None:
     assert sorted(ORDER) == sorted(POINTS)
-    assert set(NTH) <= set(all_failpoints())

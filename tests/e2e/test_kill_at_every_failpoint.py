@@ -15,6 +15,7 @@ from semel.failpoints import all_failpoints
 from tests.e2e.game import Game
 from tests.e2e.kafka_points import POINTS as KAFKA_POINTS
 from tests.e2e.stores_game import POINTS as STORES_POINTS
+from tests.e2e.ways import died_as_it_should, way
 
 #: They share each batch, so that a kill between their commits leaves one with it and the other without.
 SINKS = ("sqlite", "files")
@@ -36,11 +37,9 @@ NTH = {"log.written": 5} | dict.fromkeys((p for p in FAILPOINTS if p.startswith(
 )
 def test_kill_at_every_failpoint(make_game: Callable[..., Game], shape: str) -> None:
     game = make_game(sink="both", shape=shape, batches=2 * len(POINTS))
-    for point in POINTS:
-        life = game.live(f"{point}@{NTH.get(point, 2)}")
-        # A task takes only its Python worker along; Spark then fails the batch, and the driver ends with an error.
-        died = "failed before it was decided" in life.error if point.startswith("task.") else life.killed
-        assert died, f"{point}: {life}"
+    for turn, point in enumerate(POINTS):
+        life = game.live(f"{point}@{NTH.get(point, 2)}", **way(turn))
+        assert died_as_it_should(life, in_a_task=point.startswith("task."), **way(turn)), f"{point}: {life}"
         for sink in SINKS:
             game.committed(sink)
     last = game.live()

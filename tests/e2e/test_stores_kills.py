@@ -17,8 +17,9 @@ from semel.sinks.base import Context
 from semel.sinks.mysql import MySql
 from semel.sinks.postgres import Postgres
 from tests.e2e.kafka_game import forwarded
-from tests.e2e.kafka_points import IN_A_TASK
+from tests.e2e.kafka_points import IN_A_TASK, nth
 from tests.e2e.stores_game import POINTS, StoresGame
+from tests.e2e.ways import died_as_it_should, way
 from tests.sinks.participants import started
 
 LEDGER_COLUMNS = "pipeline, sink, batch, part, attempt, incarnation, row_count"
@@ -44,16 +45,14 @@ ORDER = (
     "mysql.committed",
     "batch.committed",
 )
-NTH = {"log.written": 5, "kafka.committed": 3} | dict.fromkeys((p for p in ORDER if p.startswith("startup.")), 1)
 
 
 @pytest.mark.hadoop_files
 def test_kill_at_every_failpoint(make_stores_game: Callable[..., StoresGame]) -> None:
     game = make_stores_game(batches=2 * len(ORDER))
-    for point in ORDER:
-        life = game.live(f"{point}@{NTH.get(point, 2)}")
-        died = "failed before it was decided" in life.error if point in IN_A_TASK else life.killed
-        assert died, f"{point}: {life}"
+    for turn, point in enumerate(ORDER):
+        life = game.live(f"{point}@{nth(point, **way(turn))}", **way(turn))
+        assert died_as_it_should(life, in_a_task=point in IN_A_TASK, **way(turn)), f"{point}: {life}"
         game.committed()
     game.require_good_end(game.live())
 
