@@ -20,6 +20,7 @@ from semel.dev.jars import connector_jars
 from semel.errors import SemelError
 from semel.ids import Branch
 from semel.kafka.tokens import Unsecured
+from semel.runtime.hands import DRIVER_ROWS
 from semel.runtime.phases import Limits, Report
 from semel.runtime.pipeline import StreamWriter
 from semel.sinks.base import StagedPart, Writer
@@ -59,6 +60,7 @@ class Setup:
     limits: Mapping[str, Any] = field(default_factory=dict)
     power_loss_safe: bool = True
     tasks: str = "partitions"
+    driver_rows: int = DRIVER_ROWS
     source: Mapping[str, str] = field(default_factory=dict)
     tokens_for: str = ""
 
@@ -217,7 +219,7 @@ def writer(setup: Setup, spark: SparkSession) -> StreamWriter:
     made = semel.write(rows(setup, spark), guarantee=setup.guarantee).to(*sinks(setup))
     made = made.option("checkpointLocation", setup.checkpoint or f"{setup.folder}/checkpoint")
     made = made.commit_limits(Limits(**setup.limits)).option("semel.powerLossSafe", setup.power_loss_safe)
-    made = made.option("semel.tasks", setup.tasks)
+    made = made.options(**{"semel.tasks": setup.tasks, "semel.driverRows": setup.driver_rows})
     made = made if setup.forever else made.trigger(availableNow=True)
     return made.outputMode({"stateful": "update"}.get(setup.shape, "append")).queryName("killed")
 

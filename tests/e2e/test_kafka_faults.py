@@ -248,6 +248,21 @@ def test_of_a_batch_that_is_gone_in_part_exactly_the_gone_rows_are_written_again
     assert (gone.key, branch.task) == (f"{game.sink}/1", 0), "Spark has numbered the tasks of the replay as before"
 
 
+def test_what_is_gone_of_tasks_that_wrote_several_partitions_is_written_partition_by_partition(
+    make_kafka_game: Make,
+) -> None:
+    """Four partitions in two tasks, one of which is visible. The replay has a task for each partition."""
+    source = {"minPartitions": "4"}
+    game = make_kafka_game(batches=3, rows_per_batch=1200, shape="unsigned", source=source, tasks="2", driver_rows=0)
+    kept, gone = die_between_two_commits(game)
+    assert [c.fingerprint.count("+") for c in (kept, gone)] == [1, 1]
+    assert forwarded(game.require_good_end(game.live())) == [(1, True)]
+    _, mend = game.decisions(1)
+    assert sorted(c.key for c in mend.committables) == [gone.key, f"{gone.key}+1"]
+    assert "+".join(sorted(c.fingerprint for c in mend.committables)) == gone.fingerprint
+    assert sum(c.rows for c in mend.committables) == gone.rows
+
+
 def test_when_a_replay_brings_other_rows_the_pipeline_stops_and_doubles_nothing(make_kafka_game: Make) -> None:
     """The same, but each row says which task wrote it: a plan whose rows are others when it is run again."""
     game = make_kafka_game(batches=3, topics=(ALSO_TURNED, ""))

@@ -1,4 +1,4 @@
-"""Who writes the rows of a batch: lives of one chain take turns, so that each also recovers from what another way left."""
+"""Who writes the rows of a batch. Lives of a chain take turns, so that each recovers from what another way left."""
 
 from __future__ import annotations
 
