@@ -18,6 +18,9 @@ SINKS = os.environ["SEMEL_VERIFY_SINKS"].split(",")
 ROWS_PER_BATCH = os.environ.get("SEMEL_VERIFY_ROWS_PER_BATCH", "500")
 GUARANTEE = os.environ.get("SEMEL_VERIFY_GUARANTEE", "exactly-once")
 
+#: Who writes the batches: it changes from life to life.
+TASKS = os.environ.get("SEMEL_VERIFY_TASKS", "auto")
+
 INPUT = "verify_in"
 SCHEMA = "id long, key string, amount long, at string"
 
@@ -48,6 +51,6 @@ def verified(spark: SparkSession) -> semel.StreamWriter:
     return (
         semel.write(read_rows(spark), guarantee=GUARANTEE)
         .to(*sinks)
-        .option("checkpointLocation", f"{FOLDER}/checkpoint")
+        .options(checkpointLocation=f"{FOLDER}/checkpoint", **{"semel.tasks": TASKS})
         .trigger(processingTime="100 milliseconds")
     )
