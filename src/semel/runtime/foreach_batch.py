@@ -25,11 +25,11 @@ from semel.runtime.handover import wait_for_older
 from semel.runtime.hands import AS_PLANNED, Allowed, Hands, Pace, choose_hands, hands_again
 from semel.runtime.hands import Batch as BatchSize
 from semel.runtime.interpreter import require_python
-from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of
+from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of, rows_between
 from semel.runtime.options import PARTITIONS, Switches
 from semel.runtime.phases import Limits, Only, Parts, Phases, Report
-from semel.runtime.query import RunningQuery, plan_must_run
-from semel.runtime.staging import Staging, check_rows, is_shuffled, rdd_of
+from semel.runtime.query import RunningQuery, plan_must_run, query_of
+from semel.runtime.staging import Staging, check_rows, rdd_of
 from semel.runtime.startup import start_exactly_once, start_weaker
 from semel.sinks.base import Sink, StagedPart
 from semel.sources.kafka_progress import KafkaProgress
@@ -92,6 +92,7 @@ class BatchFunction:
         self._progress: KafkaProgress | None = None
         self._limit = ArrowLimit()
         self._pace = Pace()
+        self._query: RunningQuery | None = None
         self._rows_in: int | None = None
 
     def begin(self, spark: SparkSession, location: str, query_id: PipelineId, under_way: int | None = None) -> None:
@@ -247,7 +248,7 @@ class BatchFunction:
             raise newer
 
     def _work(self, df: DataFrame, batch_id: int) -> Report:
-        query = RunningQuery(df)
+        query = self._query = query_of(df, self._query)
         coordinator = self._coordinator_for(query, df, batch_id)
         if isinstance(coordinator, Coordinator):
             coordinator.in_hand = partial(self._in_hand, query, batch_id)
@@ -264,8 +265,7 @@ class BatchFunction:
 
     def _in_hand(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
         """Nothing while `offsets/N` says what Spark has in memory; otherwise what no decision was taken for."""
-        content = (self._checkpoint and self._checkpoint.offsets(batch_id)) or b""
-        planned, in_hand = offsets_in(content), query.offsets_in_hand()
+        planned, in_hand = offsets_in(self._offsets_of(batch_id)), query.offsets_in_hand()
         # A form that we do not know has another number of lines, and says nothing.
         if len(planned) != len(in_hand) or all(map(is_same_offset, planned, in_hand)):
             return {}
@@ -277,7 +277,7 @@ class BatchFunction:
         def stage(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
             sinks = [sink for sink in self.sinks if only is None or sink.name in only]
             durable, tuned = coordinator.context.marked, self.switches.tuned_workers
-            hands = hands_again(again) if again else self._hands_for(query, df)
+            hands = hands_again(again) if again else self._hands_for(query, df, batch_id)
             staged = Staging(df, sinks, attempt, durable, tuned, plan).stage(hands, self._limit)
             used.append(staged.hands)
             self._pace.saw(self._rows_in, max(map(_rows_of, staged.parts.values()), default=0), staged.row_bytes)
@@ -286,18 +286,30 @@ class BatchFunction:
         report = coordinator.run(batch_id, stage)
         return replace(report, hands=str(used[-1])) if used else report
 
-    def _hands_for(self, query: RunningQuery, df: DataFrame) -> Hands:
+    def _hands_for(self, query: RunningQuery, df: DataFrame, batch_id: int) -> Hands:
         """Who writes the batch, by what is known of it."""
         made_of = rdd_of(df)
         if made_of is None or self.switches.tasks == PARTITIONS:
             # Of a frame that is the user's own making nobody knows what is behind it.
             return AS_PLANNED
-        self._rows_in, shuffled = query.rows_of_input(), is_shuffled(made_of)
+        self._rows_in, shuffled = self._rows_of_input(query, batch_id), query.is_shuffled(made_of)
         rows = self._pace.expects(self._rows_in, is_shuffled=shuffled)
         batch = BatchSize(made_of.getNumPartitions(), shuffled, rows, self._pace.row_bytes)
-        cores = df.sparkSession.sparkContext.defaultParallelism
         by_driver = self.switches.driver_rows if all(s.capabilities.driver_writes for s in self.sinks) else 0
-        return choose_hands(batch, Allowed(cores, self.switches.tasks_max, by_driver))
+        return choose_hands(batch, Allowed(query.cores, self.switches.tasks_max, by_driver))
+
+    def _rows_of_input(self, query: RunningQuery, batch_id: int) -> int | None:
+        """About how many rows go into a batch; None where nothing says it.
+
+        The offsets of Kafka do, at the most: some records are no rows, but marks of transactions. Of files Spark knows
+        the size.
+        """
+        since, upto = (offsets_in(self._offsets_of(n)) for n in (batch_id - 1, batch_id))
+        rows = rows_between(since, upto)
+        return query.rows_of_files() if rows is None else rows
+
+    def _offsets_of(self, batch: int) -> bytes:
+        return (self._checkpoint and self._checkpoint.offsets(batch)) or b""
 
     def _coordinator_for(self, query: RunningQuery, df: DataFrame, batch_id: int) -> Phases:
         """The coordinator of this run; a restarted query is a new run and claims anew."""

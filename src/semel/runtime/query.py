@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import Refused
 from semel.ids import pipeline_id
 from semel.runtime.checks import Guarantee, check_checkpoint, check_options, check_sources
-from semel.runtime.offsets import NO_OFFSET, rows_between
+from semel.runtime.offsets import NO_OFFSET
 from semel.sources.plan import scala_dict
 
 if TYPE_CHECKING:
@@ -17,12 +18,20 @@ if TYPE_CHECKING:
 
 #: As Spark compares it, which takes any case.
 CHECKPOINT_OPTION = "checkpointlocation"
+#: The property of a thread of Spark that says which run of a query it works for.
+RUN = "spark.jobGroup.id"
 CHECKPOINT_DEFAULT = "spark.sql.streaming.checkpointLocation"
 #: Of files only the size is known. A row takes about so much in one, or more.
 FILE_ROW_BYTES = 16
 #: Spark takes what it knows nothing of for as large as can be.
 UNKNOWN_BYTES = 2**50
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def query_of(df: DataFrame, known: RunningQuery | None) -> RunningQuery:
+    """The query that is calling us: the one that we know while it is the same run. To ask for it takes milliseconds."""
+    run = df.sparkSession.sparkContext.getLocalProperty(RUN)
+    return known if known is not None and run == known.run_id else RunningQuery(df)
 
 
 class RunningQuery:
@@ -41,21 +50,22 @@ class RunningQuery:
         jvm: Any = spark.sparkContext._jvm
         active = spark._jsparkSession.sharedState().activeStreamingQueries()
         self._execution = active.get(jvm.java.util.UUID.fromString(found))
+        self._is_shuffled: bool | None = None
 
     @property
     def is_active(self) -> bool:
         return bool(self._execution.isActive())
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         return str(self._execution.runId().toString())
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What `queryName` says, or nothing."""
         return str(self._execution.name() or "")
 
-    @property
+    @cached_property
     def checkpoint(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
 
@@ -69,24 +79,28 @@ class RunningQuery:
 
     def offsets_in_hand(self) -> list[str]:
         """Up to where the batch at hand goes, one line for each source, as Spark read or wrote it in `offsets/N`."""
-        return self._offsets(self._execution.availableOffsets())
-
-    def _offsets(self, progress: Any) -> list[str]:
-        sources = self._execution.sources()
-        found = [progress.get(sources.apply(index)) for index in range(sources.size())]
+        progress = self._execution.availableOffsets()
+        found = map(progress.get, self._sources)
         return [str(offset.get().json()) if offset.isDefined() else NO_OFFSET for offset in found]
 
-    def rows_of_input(self) -> int | None:
-        """About how many rows go into the batch at hand; None where nothing says it.
+    @cached_property
+    def _sources(self) -> list[Any]:
+        sources = self._execution.sources()
+        return [sources.apply(index) for index in range(sources.size())]
 
-        The offsets of Kafka do, at the most: some records are no rows, but marks of transactions. Of files Spark knows
-        the size.
-        """
-        upto, since = self.offsets_in_hand(), self._offsets(self._execution.committedOffsets())
-        rows = rows_between(since, upto)
-        return self._rows_of_files() if rows is None else rows
+    @cached_property
+    def cores(self) -> int:
+        """How many tasks run at a time."""
+        return int(self._execution.sparkSession().sparkContext().defaultParallelism())
 
-    def _rows_of_files(self) -> int | None:
+    def is_shuffled(self, rdd: Any) -> bool:
+        """Whether the rows of a batch come out of a shuffle. It is so in every batch of a query, or in none."""
+        if self._is_shuffled is None:
+            self._is_shuffled = is_shuffled(rdd)
+        return self._is_shuffled
+
+    def rows_of_files(self) -> int | None:
+        """About how many rows the batch at hand reads, by the size that Spark knows; None where it knows none."""
         size = int(str(self._execution.lastExecution().optimizedPlan().stats().sizeInBytes()))
         return size // FILE_ROW_BYTES if size < UNKNOWN_BYTES else None
 
@@ -119,6 +133,10 @@ class RunningQuery:
                 return field.get(self._execution)
             kind = kind.getSuperclass()
         return None
+
+
+def is_shuffled(rdd: Any) -> bool:
+    return "Shuffle" in rdd.toDebugString()
 
 
 def plan_must_run(query: RunningQuery) -> bool:

@@ -17,6 +17,7 @@ from semel.runtime.by_driver import TooMuch, write_by_driver
 from semel.runtime.fingerprint import IN_ORDER, Hashed, with_hashes
 from semel.runtime.hands import AS_PLANNED, Hands
 from semel.runtime.interpreter import error_of_worker
+from semel.runtime.query import is_shuffled
 from semel.runtime.task import PARTS, ROW_BYTES, VERSIONS, TaskWriter, decode_parts, error_of_task
 from semel.runtime.versions import own_versions, require_same, sealed
 from semel.sinks.base import NUMBER_OF_TASKS, Sink, StagedPart
@@ -131,10 +132,6 @@ def rdd_of(df: DataFrame) -> Any:
     """Spark hands a batch over as an RDD, which knows what it was made of. A frame of the user's own gives None."""
     plan = df._jdf.queryExecution().analyzed()
     return plan.rdd() if plan.getClass().getSimpleName() == "LogicalRDD" else None
-
-
-def is_shuffled(rdd: Any) -> bool:
-    return "Shuffle" in rdd.toDebugString()
 
 
 def _returns() -> Any:
