@@ -26,6 +26,7 @@ from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Aborted, Committable, Decided, Outcome
 from semel.runtime.batch import Coordinator
 from semel.runtime.commits import Committers, Waiting
+from semel.runtime.hands import Written
 from semel.runtime.phases import TIDY_AGAIN_S, TIDY_EVERY_BATCHES, TIDY_SHARE, Limits, Only, Parts, Stage
 from semel.runtime.startup import close_open_slot
 from semel.runtime.weaker import Weaker
@@ -100,7 +101,7 @@ def _no_pauses() -> None:
     PAUSES.clear()
 
 
-def stage(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+def stage(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
     names = ("a", "b") if only is None else only
     return {name: [StagedPart(Branch(attempt, name, t, 0), 5) for t in (0, 1)] for name in names}
 
@@ -309,7 +310,7 @@ def test_what_vanishes_again_and_again_is_given_up_within_the_limit() -> None:
 
 
 def test_a_changed_task_layout_is_not_mended() -> None:
-    def other(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def other(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         staged = dict(stage(attempt, only))
         return staged if only is None else {"b": staged["b"][:1]}
 
@@ -329,7 +330,7 @@ def test_a_mend_that_fails_is_rolled_back_and_the_batch_stays_decided() -> None:
     c = coordinator(Scripted("a"), b)
     b.left = (Branch(c.attempt(4, 1), "b", 7, 0), Branch(c.attempt(4, 0), "b", 8, 0))
 
-    def away(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def away(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         if only is None:
             return stage(attempt)
         raise OSError("no executor")
@@ -387,7 +388,7 @@ class ByTask(Participant):
 def stages(store: ByTask, first: Sequence[Rows], then: Sequence[Rows]) -> Stage:
     """Tasks that write these rows at first, and those in a replay."""
 
-    def stage(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def stage(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         assert only in (None, [store.name])
         parts = []
         for task, rows in enumerate(first if only is None else then):
@@ -476,7 +477,7 @@ def test_a_driver_whose_slot_was_closed_stands_down() -> None:
     store = MemoryStore()
     zombie = coordinator(a := Scripted("a"), Scripted("b"), store=store)
 
-    def stage_slowly(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def stage_slowly(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         heir = coordinator(Scripted("a"), Scripted("b"), store=store, incarnation=2)
         assert heir.log is not None
         journal = close_open_slot(heir.log, heir.attempt(4, 0))
@@ -493,7 +494,7 @@ def test_a_driver_that_decided_and_was_superseded_leaves_the_commit_to_its_heir(
     store = MemoryStore()
     zombie = coordinator(a := Scripted("a"), Scripted("b"), store=store)
 
-    def stage_slowly(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def stage_slowly(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         DecisionLog(store).claim()
         return stage(attempt, only)
 
@@ -592,7 +593,7 @@ def test_who_is_superseded_stands_down_also_when_the_log_does_not_say_by_whom() 
 def test_all_commits_of_a_batch_together_have_its_seconds_and_to_write_rows_again_takes_none_of_them() -> None:
     b = Scripted("b", [Outcome.RETRY, Outcome.RETRY, Outcome.GONE, *[Outcome.RETRY] * 9])
 
-    def slowly(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def slowly(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         if only is not None:
             PAUSES.append(1000.0)
         return stage(attempt, only, plan)
@@ -615,7 +616,7 @@ def test_a_decided_batch_whose_rows_are_written_again_is_told_while_it_waits_and
         c.abandon()
         stopped.set()
 
-    def cancelled(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def cancelled(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         if only is not None:
             assert stopped.wait(20)
             raise RuntimeError("Job 7 cancelled part of cancelled job group")

@@ -23,6 +23,7 @@ from semel.protocol.events import Committable, Decided, Outcome
 from semel.runtime import phases as phases_module
 from semel.runtime.batch import Coordinator
 from semel.runtime.commits import COMMITS_AT_ONCE, Committers, Rhythm, Waiting, finished
+from semel.runtime.hands import Written
 from semel.runtime.phases import Limits, Only, Parts, Report
 from semel.runtime.startup import start_exactly_once
 from semel.runtime.weaker import Weaker
@@ -167,7 +168,7 @@ def test_a_store_that_hangs_in_all_its_threads_keeps_no_other_from_being_asked()
     hanging, b = HangingByTask("kafka"), Scripted("b", [SinkUnavailable("The second store is away.")] * 99)
     a = Scripted("a")
 
-    def with_all(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def with_all(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         return {**stage(attempt, only, plan), "kafka": []}
 
     # What is last in this order commits first.
@@ -231,7 +232,7 @@ def test_each_sink_is_told_with_its_own_cause() -> None:
     a = Scripted("a", [SinkUnavailable("The first store is away.")] * 99)
     b = Scripted("b", [SinkUnavailable("The second store is away.")] * 99)
 
-    def with_c(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+    def with_c(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
         return {**stage(attempt, only, plan), "c": []}
 
     with pytest.raises(CommitStalled) as caught:

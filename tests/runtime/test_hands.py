@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import ConfigError
-from semel.runtime.hands import AS_PLANNED, DRIVER_BYTES, Allowed, Batch, Hands, Pace, choose_hands, hands_again
+from semel.runtime.hands import (
+    AS_PLANNED,
+    DRIVER_BYTES,
+    Allowed,
+    Batch,
+    Hands,
+    Pace,
+    Written,
+    choose_hands,
+    hands_again,
+)
 from semel.runtime.offsets import rows_between
 from semel.runtime.options import DRIVER_ROWS, TASKS, Switches
 
@@ -52,8 +62,10 @@ def test_a_limit_of_the_user_holds_whatever_the_rows_are_worth() -> None:
 
 
 def test_a_batch_that_is_written_again_has_one_part_if_it_had_one_and_else_one_for_each_partition() -> None:
-    assert hands_again(1) == Hands(1)
-    assert hands_again(2) == hands_again(200) == AS_PLANNED
+    assert hands_again(Written(1)) == hands_again(Written(1, in_order=False)) == Hands(1)
+    assert hands_again(Written(2)) == hands_again(Written(200)) == AS_PLANNED
+    # What was known by hashes is looked for by hashes.
+    assert hands_again(Written(2, in_order=False)) == Hands(by_hash=True)
 
 
 def test_the_batch_before_tells_how_many_rows_come_out() -> None:

@@ -44,7 +44,7 @@ def test_kafka_prepares_last_and_commits_first_wherever_it_is_named(monkeypatch:
     # One commits after the other, so that their order can be seen.
     coordinator.__dict__["_committers"] = Committers(1, apart=False)
     try:
-        assert coordinator.exactly_once(0, lambda _, __=None, ___="", ____=0: {}).how == "committed"
+        assert coordinator.exactly_once(0, lambda _, __=None, ___="", ____=None: {}).how == "committed"
     finally:
         coordinator.close()
     prepares = [f"prepare {name}" for name in (*DATABASES, KAFKA)]

@@ -32,6 +32,7 @@ from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
 from semel.runtime.batch import Coordinator
 from semel.runtime.commits import Waiting
+from semel.runtime.hands import Written
 from semel.runtime.phases import Limits, Only, Report
 from semel.runtime.startup import close_open_slot, sweep
 from semel.sinks.base import Participant, Sink, StagedPart
@@ -92,9 +93,9 @@ class Life:
             self.seconds = time.monotonic() - began
 
     def _stage(
-        self, attempt: Attempt, only: Only = None, plan: str = "", again: int = 0
+        self, attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None
     ) -> dict[str, list[StagedPart]]:
-        assert (only, again) == (None, 0)
+        assert (only, again) == (None, None)
         # Each try of Spark has a name of its own.
         writer = self.sink.writer(Branch(attempt, self.sink.name, 0, next(self.tries)), plan=plan)
         writer.write(self.batch)

@@ -23,6 +23,7 @@ from semel.errors import Fenced, SinkUnavailable
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Decided, Outcome
 from semel.runtime.batch import Coordinator
+from semel.runtime.hands import Written
 from semel.runtime.phases import Limits, Only
 from semel.sinks.base import StagedPart
 from semel.sinks.postgres import Postgres
@@ -168,7 +169,9 @@ def test_a_batch_whose_move_fails_for_a_moment_is_committed_once_by_itself(
     write(sink, rows((1, "a"), (2, "b")))
     tries: list[StagedPart] = []
 
-    def stage(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> dict[str, list[StagedPart]]:
+    def stage(
+        attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None
+    ) -> dict[str, list[StagedPart]]:
         writer = sink.writer(Branch(attempt, sink.name, 0, len(tries)))
         writer.write(rows((1, "x"), (2, "y"), (3, "z")))
         tries.append(writer.prepare())

@@ -205,7 +205,7 @@ class Coordinator(Phases):
             return PrepareFailed()
 
         def staged_again() -> Parts:
-            return stage(attempt, work.broken_sinks, work.digest, work.tasks)
+            return stage(attempt, work.broken_sinks, work.digest, work.written)
 
         event = self._propose(work, lambda: self._mend(work, attempt, staged_again()))
         if isinstance(event, PrepareFailed):

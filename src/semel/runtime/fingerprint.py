@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Stands where the name of a column of hashes could: the order of the rows is known, and no hashes are needed.
 IN_ORDER = "*"
+#: So begins a checksum of rows in their order.
+ORDERED = "in-order-"
 #: Between the prints of partitions that one task wrote, and what stands there when none had rows.
 SEPARATOR, NO_ROWS = "+", f"0:{0:016x}"
 
@@ -82,7 +84,7 @@ class Checksum:
 
     def __str__(self) -> str:
         said = repr((sorted(self.sums.items()), sorted(self.counts.items())))
-        return f"{self.rows}:in-order-{hashlib.blake2b(said.encode(), digest_size=8).hexdigest()}"
+        return f"{self.rows}:{ORDERED}{hashlib.blake2b(said.encode(), digest_size=8).hexdigest()}"
 
 
 @dataclass
@@ -113,6 +115,10 @@ class Fingerprint:
     def __str__(self) -> str:
         written = [f"{rows}:{total:016x}" for rows, total in self.partitions.values() if rows]
         return SEPARATOR.join(sorted(written)) or NO_ROWS
+
+
+def is_in_order(fingerprint: str) -> bool:
+    return fingerprint.partition(":")[2].startswith(ORDERED)
 
 
 def prints_in(fingerprint: str) -> Counter[str]:

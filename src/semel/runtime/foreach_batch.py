@@ -22,7 +22,7 @@ from semel.runtime.commits import Waiting
 from semel.runtime.durability import NOT_PROMISED, CheckpointSync
 from semel.runtime.hadoop_durability import hadoop_durability_warning
 from semel.runtime.handover import wait_for_older
-from semel.runtime.hands import AS_PLANNED, Allowed, Hands, Pace, choose_hands, hands_again
+from semel.runtime.hands import AS_PLANNED, Allowed, Hands, Pace, Written, choose_hands, hands_again
 from semel.runtime.hands import Batch as BatchSize
 from semel.runtime.interpreter import require_python
 from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of, rows_between
@@ -274,7 +274,7 @@ class BatchFunction:
     def _run(self, coordinator: Phases, query: RunningQuery, df: DataFrame, batch_id: int) -> Report:
         used: list[Hands] = []
 
-        def stage(attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts:
+        def stage(attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts:
             sinks = [sink for sink in self.sinks if only is None or sink.name in only]
             durable, tuned = coordinator.context.marked, self.switches.tuned_workers
             hands = hands_again(again) if again else self._hands_for(query, df, batch_id)

@@ -26,10 +26,14 @@ ROW_BYTES = 512
 
 @dataclass(frozen=True)
 class Hands:
-    """`tasks` is 0 where Spark's own partitions decide. On the driver it is how many tasks compute the rows."""
+    """`tasks` is 0 where Spark's own partitions decide. On the driver it is how many tasks compute the rows.
+
+    `by_hash` says that rows are to be known by their hashes, also where a checksum of them in their order would do.
+    """
 
     tasks: int = 0
     on_driver: bool = False
+    by_hash: bool = False
 
     def __str__(self) -> str:
         return "the driver" if self.on_driver else f"{self.tasks} tasks" if self.tasks else "one task a partition"
@@ -78,13 +82,21 @@ def _suits_the_driver(batch: Batch, rows: int, allowed: Allowed) -> bool:
     return 0 < allowed.driver_rows >= rows and rows * (batch.row_bytes or ROW_BYTES) <= DRIVER_BYTES
 
 
-def hands_again(tasks: int) -> Hands:
-    """For a batch that was decided when so many tasks had written it: its rows must be found again.
+@dataclass(frozen=True)
+class Written:
+    """By how many tasks a decided batch was written, and whether their fingerprints go by the order of the rows."""
+
+    tasks: int
+    in_order: bool = True
+
+
+def hands_again(written: Written) -> Hands:
+    """For a batch that is decided: its rows must be found again.
 
     One that was written by one task is one committable of each sink, and must be again. Of others each partition is
     written for itself: what several of them had together is found by the print of each.
     """
-    return Hands(1) if tasks == 1 else AS_PLANNED
+    return Hands(1) if written.tasks == 1 else Hands(by_hash=not written.in_order)
 
 
 @dataclass

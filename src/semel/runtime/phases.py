@@ -20,6 +20,7 @@ from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
 from semel.protocol.step import ProtocolError
 from semel.runtime.commits import LOOK_EVERY_S, TELL_AFTER_S, Committers, Rhythm, Waiting, finished
+from semel.runtime.hands import Written
 from semel.runtime.plans import Plans
 from semel.runtime.work import Work, cause_of, may_mend_itself
 from semel.sinks.base import Context, Participant, StagedPart
@@ -49,10 +50,10 @@ Parts = Mapping[str, Sequence[StagedPart]]
 class Stage(Protocol):
     """Runs the batch's plan once and returns what its tasks staged, by sink. `plan` is its digest, for markers.
 
-    `again` says how many tasks had written the batch when it was decided; 0 the first time.
+    `again` says how the batch was written when it was decided; None the first time.
     """
 
-    def __call__(self, attempt: Attempt, only: Only = None, plan: str = "", again: int = 0) -> Parts: ...
+    def __call__(self, attempt: Attempt, only: Only = None, plan: str = "", again: Written | None = None) -> Parts: ...
 
 
 @dataclass(frozen=True)

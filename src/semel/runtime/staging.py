@@ -76,7 +76,7 @@ class Staging:
         # Below exactly-once nothing is written again, so nobody asks for fingerprints. One task leaves one part of each
         # sink, which is there whole or not at all.
         asking = [self.durable and hands.tasks != 1 and sink.capabilities.commits_by_task for sink in self.sinks]
-        if any(asking) and not hands.tasks and keeps_order(self.df):
+        if any(asking) and not (hands.tasks or hands.by_hash) and keeps_order(self.df):
             hashed = Hashed(tuple(IN_ORDER if asks else "" for asks in asking))
         else:
             frame, hashed = with_hashes(frame, views, asking, joined=hands.tasks > 1)

@@ -13,6 +13,8 @@ from semel.protocol.states import State
 from semel.protocol.step import Batch
 from semel.runtime.command import start_again
 from semel.runtime.commits import Rhythm
+from semel.runtime.fingerprint import is_in_order
+from semel.runtime.hands import Written
 
 CORRECT_IT = "correct the sink or its settings"
 MORE_TIME = "or give it more time (commit_limits, commit_patience_s),"
@@ -132,9 +134,10 @@ class Work:
         return cause_of(error)
 
     @property
-    def tasks(self) -> int:
-        """How many tasks have written what is decided. Each leaves a branch in each sink."""
-        return max(sum(len(c.branches) for c in self.of(sink)) for sink in self.sinks_of(self.committables))
+    def written(self) -> Written:
+        """How tasks have written what is decided. Each leaves a branch in each sink."""
+        tasks = max(sum(len(c.branches) for c in self.of(sink)) for sink in self.sinks_of(self.committables))
+        return Written(tasks, all(is_in_order(c.fingerprint) for c in self.committables.values() if c.fingerprint))
 
     def sinks_of(self, keys: Iterable[str]) -> list[str]:
         """A sink may have a committable for each of its tasks. Users know sinks."""

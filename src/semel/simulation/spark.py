@@ -13,7 +13,7 @@ from semel.ids import Attempt, Branch, PipelineId
 from semel.protocol.plans import digest_of
 from semel.runtime.batch import Coordinator
 from semel.runtime.fingerprint import SEPARATOR
-from semel.runtime.hands import hands_again
+from semel.runtime.hands import Written, hands_again
 from semel.runtime.offsets import commits_of, offsets_of
 from semel.runtime.phases import Limits, Only, Parts
 from semel.runtime.startup import start_exactly_once
@@ -83,7 +83,7 @@ class Query:
         attempt: Attempt,
         only: Only = None,
         plan: str = "",  # noqa: ARG002 - simulated markers do not name it
-        again: int = 0,
+        again: Written | None = None,
     ) -> Parts:
         """Run the tasks. Like Spark's task attempt ids, the numbers of their tries never come again."""
         world, span = self.world, (self.at_hand.start, self.at_hand.end or 0)
