@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from semel.failpoints import all_failpoints
+from tests.e2e.ways import PARTITIONS, WAYS
 
 #: What such a pipeline passes.
 KINDS = ("startup", "batch", "log", "task", "kafka")
@@ -11,7 +12,7 @@ POINTS = tuple(name for name, p in all_failpoints().items() if name.split(".")[0
 IN_A_TASK = ("task.wrote", "task.prepared", "kafka.marked")
 
 
-def nth(point: str, tasks: str) -> int:
+def nth(point: str, turn: int) -> int:
     """At which hit to kill, so that a life commits a batch before it dies.
 
     Before the second decision the log has written a probe, the claim, the closing of a slot and the first decision. A
@@ -19,4 +20,4 @@ def nth(point: str, tasks: str) -> int:
     """
     if point.startswith("startup."):
         return 1
-    return {"log.written": 5, "kafka.committed": 3 if tasks == "partitions" else 2}.get(point, 2)
+    return {"log.written": 5, "kafka.committed": 3 if turn % len(WAYS) == PARTITIONS else 2}.get(point, 2)

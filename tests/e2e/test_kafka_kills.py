@@ -43,8 +43,8 @@ def test_kill_at_every_failpoint(make_kafka_game: Callable[..., KafkaGame]) -> N
     game = make_kafka_game(batches=2 * len(ORDER))
     left_decided: list[str] = []
     for turn, point in enumerate(ORDER):
-        life = game.live(f"{point}@{nth(point, **way(turn))}", **way(turn))
-        assert died_as_it_should(life, in_a_task=point in IN_A_TASK, **way(turn)), f"{point}: {life}"
+        life = game.live(f"{point}@{nth(point, turn)}", **way(turn))
+        assert died_as_it_should(life, turn, in_a_task=point in IN_A_TASK), f"{point}: {life}"
         if not point.startswith("startup."):
             staged = [staged for _, staged in forwarded(life)]
             assert staged == [False] * len(left_decided), f"{point} after {left_decided}"

@@ -39,7 +39,7 @@ def test_kill_at_every_failpoint(make_game: Callable[..., Game], shape: str) -> 
     game = make_game(sink="both", shape=shape, batches=2 * len(POINTS))
     for turn, point in enumerate(POINTS):
         life = game.live(f"{point}@{NTH.get(point, 2)}", **way(turn))
-        assert died_as_it_should(life, in_a_task=point.startswith("task."), **way(turn)), f"{point}: {life}"
+        assert died_as_it_should(life, turn, in_a_task=point.startswith("task.")), f"{point}: {life}"
         for sink in SINKS:
             game.committed(sink)
     last = game.live()

@@ -51,8 +51,8 @@ ORDER = (
 def test_kill_at_every_failpoint(make_stores_game: Callable[..., StoresGame]) -> None:
     game = make_stores_game(batches=2 * len(ORDER))
     for turn, point in enumerate(ORDER):
-        life = game.live(f"{point}@{nth(point, **way(turn))}", **way(turn))
-        assert died_as_it_should(life, in_a_task=point in IN_A_TASK, **way(turn)), f"{point}: {life}"
+        life = game.live(f"{point}@{nth(point, turn)}", **way(turn))
+        assert died_as_it_should(life, turn, in_a_task=point in IN_A_TASK), f"{point}: {life}"
         game.committed()
     game.require_good_end(game.live())
 

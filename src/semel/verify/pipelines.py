@@ -20,6 +20,7 @@ GUARANTEE = os.environ.get("SEMEL_VERIFY_GUARANTEE", "exactly-once")
 
 #: Who writes the batches: it changes from life to life.
 TASKS = os.environ.get("SEMEL_VERIFY_TASKS", "auto")
+NOT_THE_DRIVER = {"semel.driverRows": "0"} if TASKS.isdigit() else {}
 
 INPUT = "verify_in"
 SCHEMA = "id long, key string, amount long, at string"
@@ -51,6 +52,6 @@ def verified(spark: SparkSession) -> semel.StreamWriter:
     return (
         semel.write(read_rows(spark), guarantee=GUARANTEE)
         .to(*sinks)
-        .options(checkpointLocation=f"{FOLDER}/checkpoint", **{"semel.tasks": TASKS})
+        .options(checkpointLocation=f"{FOLDER}/checkpoint", **{"semel.tasks": TASKS, **NOT_THE_DRIVER})
         .trigger(processingTime="100 milliseconds")
     )
