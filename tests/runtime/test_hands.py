@@ -99,6 +99,7 @@ def test_options_say_how_many_tasks_there_may_be() -> None:
     assert (Switches.said_by({}).tasks, Switches.said_by({}).tasks_max) == ("auto", 0)
     assert Switches.said_by({TASKS: "Partitions"}).tasks == "partitions"
     assert Switches.said_by({TASKS: "3", DRIVER_ROWS: "0"}) == Switches(tasks=3, driver_rows=0)
+    assert Switches(tasks="3").tasks_max == Switches(tasks=3).tasks_max == 3
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,12 @@ class Switches:
         return cls(
             _is_on(options, POWER_LOSS_SAFE),
             _is_on(options, TUNED_WORKERS),
-            _tasks(options.get(TASKS, AUTO)),
-            _number(DRIVER_ROWS, options.get(DRIVER_ROWS, hands.DRIVER_ROWS)),
+            tasks=str(options.get(TASKS, AUTO)),
+            driver_rows=_number(DRIVER_ROWS, options.get(DRIVER_ROWS, hands.DRIVER_ROWS)),
         )
 
     def __post_init__(self) -> None:
-        _tasks(self.tasks)
+        object.__setattr__(self, "tasks", _tasks(self.tasks))
         _number(DRIVER_ROWS, self.driver_rows)
 
     @property
