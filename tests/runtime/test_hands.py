@@ -55,6 +55,16 @@ def test_the_driver_takes_what_is_small_in_rows_and_in_bytes() -> None:
     assert not choose_hands(Batch(4, False, 100, row_bytes=size + 1), allowed).on_driver
 
 
+def test_of_the_first_batch_of_a_start_the_driver_takes_more() -> None:
+    allowed = Allowed(cores=2, driver_rows=100)
+    assert choose_hands(Batch(4, False, 1_000, is_first=True), allowed).on_driver
+    assert not choose_hands(Batch(4, False, 1_001, is_first=True), allowed).on_driver
+    assert not choose_hands(Batch(4, False, 1_000), allowed).on_driver
+    assert not choose_hands(Batch(4, False, 1, is_first=True), TASKS_ONLY).on_driver
+    assert choose_hands(Batch(4, False, 10, row_bytes=DRIVER_BYTES, is_first=True), allowed).on_driver
+    assert not choose_hands(Batch(4, False, 11, row_bytes=DRIVER_BYTES, is_first=True), allowed).on_driver
+
+
 def test_a_limit_of_the_user_holds_whatever_the_rows_are_worth() -> None:
     assert choose_hands(Batch(8, False, 1_000_000), Allowed(cores=2, tasks_max=3)) == Hands(3)
     assert choose_hands(Batch(8, False, None), Allowed(cores=2, tasks_max=3)) == Hands(3)
@@ -70,11 +80,13 @@ def test_a_batch_that_is_written_again_has_one_part_if_it_had_one_and_else_one_f
 
 def test_the_batch_before_tells_how_many_rows_come_out() -> None:
     pace = Pace()
+    assert pace.is_first
     assert pace.expects(300, is_shuffled=False) == 300
     # Behind a shuffle all of the state may come out, and nobody knows how much that is.
     assert pace.expects(300, is_shuffled=True) is None
     assert pace.expects(None, is_shuffled=False) is None
     pace.saw(100, 250, 80)
+    assert not pace.is_first
     assert pace.expects(300, is_shuffled=False) == 750
     assert pace.expects(300, is_shuffled=True) == 300
     assert pace.expects(200, is_shuffled=True) == 250

@@ -294,7 +294,7 @@ class BatchFunction:
             return AS_PLANNED
         self._rows_in, shuffled = self._rows_of_input(query, batch_id), query.is_shuffled(made_of)
         rows = self._pace.expects(self._rows_in, is_shuffled=shuffled)
-        batch = BatchSize(made_of.getNumPartitions(), shuffled, rows, self._pace.row_bytes)
+        batch = BatchSize(made_of.getNumPartitions(), shuffled, rows, self._pace.row_bytes, self._pace.is_first)
         by_driver = self.switches.driver_rows if all(s.capabilities.driver_writes for s in self.sinks) else 0
         return choose_hands(batch, Allowed(query.cores, self.switches.tasks_max, by_driver))
 

@@ -20,6 +20,8 @@ TASKS_PER_CORE = 2
 #: What the driver takes: so many rows as a rule, and so many bytes. The option `semel.driverRows` sets the rows.
 DRIVER_ROWS = 5_000
 DRIVER_BYTES = 4 * 1024 * 1024
+#: The first batch of a start is often larger, and finds no worker that runs: the driver takes so many times as much.
+FIRST_BATCH = 10
 #: How large a row is taken for, before there was any.
 ROW_BYTES = 512
 
@@ -44,12 +46,16 @@ AS_PLANNED = Hands()
 
 @dataclass(frozen=True)
 class Batch:
-    """What is known of a batch before it runs. `rows` is None where nobody can say, `row_bytes` 0 before the first."""
+    """What is known of a batch before it runs. `rows` is None where nobody can say, `row_bytes` 0 before the first.
+
+    `is_first` says that it is the first one after a start.
+    """
 
     partitions: int
     is_shuffled: bool
     rows: int | None = None
     row_bytes: int = 0
+    is_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,10 @@ def choose_hands(batch: Batch, allowed: Allowed) -> Hands:
 
 
 def _suits_the_driver(batch: Batch, rows: int, allowed: Allowed) -> bool:
-    return 0 < allowed.driver_rows >= rows and rows * (batch.row_bytes or ROW_BYTES) <= DRIVER_BYTES
+    times = FIRST_BATCH if batch.is_first else 1
+    if not allowed.driver_rows or rows > times * allowed.driver_rows:
+        return False
+    return rows * (batch.row_bytes or ROW_BYTES) <= times * DRIVER_BYTES
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,10 @@ class Pace:
     rows_in: int | None = None
     rows_out: int | None = None
     row_bytes: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        return self.rows_out is None
 
     def saw(self, rows_in: int | None, rows_out: int, row_bytes: int) -> None:
         self.rows_in, self.rows_out = rows_in, rows_out
