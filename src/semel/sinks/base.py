@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, Fenced
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, sink_name, to_sink_name
 from semel.protocol.events import Committable, Outcome
 from semel.protocol.refusals import AGAIN, NOW, words
@@ -50,6 +50,11 @@ class Context:
     name: str
     incarnation: Incarnation
     marked: bool = True
+
+    def refuse_if_older(self, newest: int, target: str) -> None:
+        """Raise when a store knows a newer incarnation of this pipeline: this driver may write there no more."""
+        if newest > self.incarnation:
+            raise Fenced(f"Incarnation {self.incarnation} is older than {newest}, the newest one in {target}.")
 
 
 @dataclass(frozen=True)

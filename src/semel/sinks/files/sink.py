@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel import formats
 from semel.durable import create_file, make_folders, sync_file, sync_folder
-from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable, lasts
+from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SinkUnavailable, lasts
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -404,11 +404,7 @@ class _FilesParticipant(Participant):
 
     def _refuse_if_older(self) -> None:
         fences = numbered(self.layout.fences(self.context.pipeline))
-        newest = int(fences[-1].name) if fences else 0
-        if newest > self.context.incarnation:
-            raise Fenced(
-                f"Incarnation {self.context.incarnation} is older than {newest}, which {self.sink.describe()} know."
-            )
+        self.context.refuse_if_older(int(fences[-1].name) if fences else 0, self.sink.describe())
 
     @contextmanager
     def _reachable(self, purpose: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from semel.deadline import limited
-from semel.errors import BatchFailed, ConfigError, Fenced, SinkUnavailable
+from semel.errors import BatchFailed, ConfigError, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -93,11 +93,7 @@ class KafkaParticipant(Participant):
         return self.context.incarnation if known is None else max(known.incarnation, self.context.incarnation)
 
     def _refuse_if_older(self, log: MarkerLog) -> None:
-        newest = self._newest_incarnation(log)
-        if newest > self.context.incarnation:
-            raise Fenced(
-                f"Incarnation {self.context.incarnation} is older than {newest}, which {self.sink.describe()} knows."
-            )
+        self.context.refuse_if_older(self._newest_incarnation(log), self.sink.describe())
 
     def _refuse_a_taken_prefix(self, log: MarkerLog) -> None:
         for fence in log.fences.values():

@@ -74,11 +74,7 @@ class SqlParticipant(Participant):
     def _refuse_if_older(self, run: Run) -> None:
         us = self.context.pipeline, self.sink.name
         found = run("SELECT incarnation FROM {fence} WHERE pipeline = %s AND sink = %s", us)
-        if found and found[0][0] > self.context.incarnation:
-            raise Fenced(
-                f"Incarnation {self.context.incarnation} is older than {found[0][0]}, "
-                f"which {self.sink.describe()} knows."
-            )
+        self.context.refuse_if_older(found[0][0] if found else 0, self.sink.describe())
 
     # Prepare ----------------------------------------------------------------------------------------------------------
 
