@@ -258,14 +258,14 @@ def test_a_server_that_is_away_is_missed_and_found_again(server_shop: Shop) -> N
             wait_until(lambda: reader.misses >= 2)
             shop.insert(2)
             assert reader.seen == 1
-            proxy.mend()
+            proxy.repair()
             wait_until(lambda: reader.seen == 2)
         proxy.cut()
         reader.settle(0.5)
         found = reader.sights(OURS)
         assert found.error != ""
         assert found.misses == reader.misses >= 2
-        proxy.mend()
+        proxy.repair()
         reader.settle(SETTLE_S)
         assert reader.sights(OURS).error == ""
         proxy.cut()
@@ -606,7 +606,7 @@ def test_a_broker_that_dies_is_missed_and_read_on_from_where_the_reader_was(tmp_
             broker.cut()
             misses = reader.misses
             wait_until(lambda: reader.misses > misses)
-            broker.mend()
+            broker.repair()
             feeder.feed(100)
             wait_until(lambda: reader.seen == 1100)
         reader.settle(60)

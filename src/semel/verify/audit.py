@@ -15,7 +15,7 @@ from typing import Literal
 from semel.protocol.invariants import nothing_duplicated, nothing_early, nothing_lost, nothing_torn
 from semel.verify.anomalies import NAMES, OF_BATCHES, Anomaly, Findings, json_key
 from semel.verify.claims import not_proven, proven, reasons_for_doubt
-from semel.verify.history import NO_BATCH, Batch, History, Sights
+from semel.verify.history import NO_BATCH, BatchSeen, History, Sights
 from semel.verify.looks import Played, Wanted, lags, play
 
 Verdict = bool | Literal["unknown"]
@@ -152,7 +152,7 @@ def _audit_sink(
 
 def _is_over(history: History, batch: int) -> bool:
     """Whether the last look must show the batch. Where a run broke off, what was under way may still come."""
-    return not history.broken or history.batches.get(batch, Batch(batch)).checkpointed
+    return not history.broken or history.batches.get(batch, BatchSeen(batch)).checkpointed
 
 
 def _find_lost(history: History, sink: _Sink, wanted: Wanted, found: Findings) -> None:
@@ -209,7 +209,7 @@ def _find_early(history: History, sink: _Sink, found: Findings) -> None:
     known = {number for number, batch in history.batches.items() if batch.decided_s or batch.checkpointed}
     found.add_all("early", name, nothing_early(visible, known))
     for number in sorted(seen):
-        decided_s = history.batches.get(number, Batch(number)).decided_s
+        decided_s = history.batches.get(number, BatchSeen(number)).decided_s
         if seen[number] + CLOCK_S < decided_s:
             times = f"visible at {_clock(history, seen[number])} and decided at {_clock(history, decided_s)}"
             found.add("early", name, f"batch {number} was {times}", seen[number])

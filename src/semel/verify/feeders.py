@@ -32,7 +32,7 @@ class FilePlace(NamedTuple):
 
 
 #: Where a row was put.
-Place = KafkaPlace | FilePlace
+RowPlace = KafkaPlace | FilePlace
 
 
 def open_feeder(sources: Sequence[PlannedSource], workload: Workload, rows_per_batch: int) -> Feeder:
@@ -72,7 +72,7 @@ class Feeder(ABC):
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.places: list[Place] = []
+        self.places: list[RowPlace] = []
         self._numbers: dict[str, int] = {}
 
     @property

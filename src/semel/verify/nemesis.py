@@ -180,7 +180,7 @@ class Nemesis:
             self._count(fault)
             life.wait(lambda: False, fault.pause_s)
         finally:
-            server.mend()
+            server.repair()
             self._tell_outage(fault, fault.server, began_s)
         return self._kill_when_it_goes_on(life, fault)
 

@@ -337,7 +337,7 @@ class KafkaParticipant(Participant):
             if time.monotonic() > until:
                 return False
             # Its task may still be writing: a new epoch ends the transaction and shuts the task out.
-            self.wire.fence(name, self.sink.transaction_timeout_ms)
+            self.wire.raise_epoch(name, self.sink.transaction_timeout_ms)
         return True
 
     def _sweep_if_due(self, named: set[str], *, retried: bool) -> None:

@@ -15,9 +15,8 @@ from semel.deadline import limited
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.sinks.mysql import wire as mysql_wire
 from semel.sinks.mysql.url import settings_of
-from semel.sinks.sql.sink import Run
-from semel.sinks.sql.store import Place as SqlPlace
-from semel.sinks.sql.store import with_names
+from semel.sinks.sql.sink import Execute
+from semel.sinks.sql.store import Place, with_names
 
 #: After these the connection is of no use: killed, shut down, idle for too long.
 CONNECTION_ENDED = frozenset({1053, 1079, 1080, 1152, 1184, 1927, 2006, 2013, 2055, 4031})
@@ -144,13 +143,13 @@ WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s OR
 
 
 @dataclass(frozen=True)
-class Place(SqlPlace):
+class MySqlPlace(Place):
     """A server, a database in it, and how long to wait for either."""
 
     def quoted(self, identifier: str) -> str:
         return quote(identifier)
 
-    def columns(self, run: Run, table: str) -> list[str]:
+    def columns(self, run: Execute, table: str) -> list[str]:
         return [row[0] for row in run(COLUMNS, (self.schema, table))]
 
     @property
@@ -239,6 +238,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(text.split()).rstrip(".") or "the connection is closed"
 
 
-def runner(connection: Any, place: Place) -> Callable[..., list[tuple[Any, ...]]]:
+def runner(connection: Any, place: MySqlPlace) -> Callable[..., list[tuple[Any, ...]]]:
     """Runs statements on a connection, with the names of our own tables."""
     return partial(execute, connection, **place.names)

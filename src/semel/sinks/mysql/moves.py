@@ -14,7 +14,7 @@ from semel.sinks.mysql.loaders.packed import Packed, inserting, is_packed
 from semel.sinks.mysql.store import ORDER_COLUMN, columns_of, engine_of
 from semel.sinks.mysql.types import MARIADB_EXACT, MYSQL_EXACT, Column, sql_type
 from semel.sinks.sql.moves import NUMBERED, Mover
-from semel.sinks.sql.sink import DEDUP, LEDGER, UPSERT, VERSION_COLUMN, VERSIONS, VERSIONS_TABLE, Run
+from semel.sinks.sql.sink import DEDUP, LEDGER, UPSERT, VERSION_COLUMN, VERSIONS, VERSIONS_TABLE, Execute
 from semel.sinks.sql.store import Session
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def stage_columns(columns: Sequence[Column]) -> str:
 # Tables that do not exist yet ---------------------------------------------------------------------------------------
 
 
-def create_side_tables(sink: MySql, run: Run, *, packs: bool) -> None:
+def create_side_tables(sink: MySql, run: Execute, *, packs: bool) -> None:
     """What the mode needs beside the target. Asked before it is created: to create waits for whoever uses the table.
 
     `packs` says whether the server takes packed requests.
@@ -200,7 +200,7 @@ def create_side_tables(sink: MySql, run: Run, *, packs: bool) -> None:
         mysql_ids.create(sink, run, by_token=not packs)
 
 
-def create_target(sink: MySql, run: Run, schema: pa.Schema) -> None:
+def create_target(sink: MySql, run: Execute, schema: pa.Schema) -> None:
     if not engine_of(run, sink.place, sink.table):
         exact = MARIADB_EXACT if "mariadb" in run("SELECT lower(version())")[0][0] else MYSQL_EXACT
         run(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import BatchFailed, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.sinks.base import NUMBER_OF_TASKS, Context, Writer
-from semel.sinks.postgres.connection import Place, one_line, psycopg_, refuse_torn_url
+from semel.sinks.postgres.connection import PostgresPlace, one_line, psycopg_, refuse_torn_url
 from semel.sinks.postgres.moves import PostgresMover
 from semel.sinks.postgres.store import PostgresStore
 from semel.sinks.postgres.types import Column, encoder
@@ -57,8 +57,8 @@ class Postgres(SqlSink):
         super().__post_init__()
 
     @property
-    def place(self) -> Place:
-        return Place(self.url, self.schema, self.timeout_s)
+    def place(self) -> PostgresPlace:
+        return PostgresPlace(self.url, self.schema, self.timeout_s)
 
     def describe(self) -> str:
         name = f"{self.schema}.{self.table}" if self.schema else self.table

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from semel.sinks.sql.sink import DEDUP, KEYED, UPSERT, VERSIONS, Run, SqlSink
+from semel.sinks.sql.sink import DEDUP, KEYED, UPSERT, VERSIONS, Execute, SqlSink
 from semel.sinks.sql.store import StagedGone
 
 INSERT = "INSERT INTO {target} ({names}{column}) SELECT {names}{value} FROM {stage}{in_order}"
@@ -28,7 +28,7 @@ class Mover(ABC):
     #: The order of staged rows, where they have to be asked for in it.
     as_staged: ClassVar[str] = ""
 
-    def __init__(self, sink: SqlSink, run: Run) -> None:
+    def __init__(self, sink: SqlSink, run: Execute) -> None:
         self.sink = sink
         self.run = run
         #: The number of this batch, in mode versions.

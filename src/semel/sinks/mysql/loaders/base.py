@@ -70,12 +70,12 @@ class Loader(ABC):
             if cursor.fetchone() != (1,):
                 self.turn = ""
         send()
-        expect(self.connection, rows)
+        require_taken(self.connection, rows)
         if self.turn:
             self.connection.cursor().execute("SELECT RELEASE_LOCK(%s)", (self.turn,))
 
 
-def expect(connection: Any, rows: int | None) -> None:
+def require_taken(connection: Any, rows: int | None) -> None:
     """A row that was left out or changed fails the batch, whatever the server thinks of it.
 
     Without a number, rows are not counted: a row that replaces another counts as two, or as none.
