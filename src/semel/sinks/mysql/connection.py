@@ -48,16 +48,14 @@ class QuickTls:
         return super()._create_ssl_ctx(settings) if settings else unchecked_tls()  # type: ignore[misc]
 
 
-@cache
-def connection_type() -> Any:
-    """PyMySQL's connection, but one that never opens a file, and agrees on what PyMySQL does not know.
+def _result_type(client: Any) -> Any:
+    """The answer to a statement, which may ask for the bytes of a LOAD DATA LOCAL.
 
-    In LOAD DATA LOCAL it is the server that names the file to send, in answer to any statement: a hostile server could
-    ask for any file of this machine. Ours sends the bytes that were offered for that statement, and nothing else.
+    It is the server that names the file to send, in answer to any statement: a hostile server could ask for any file
+    of this machine. Ours sends the bytes that were offered for that statement, and nothing else.
     """
-    client = pymysql_()
 
-    class Result(client.connections.MySQLResult):  # type: ignore[misc, name-defined] # the client has no types
+    class Result(client.connections.MySQLResult):  # type: ignore[misc] # the client has no types
         def _read_load_local_packet(self, first_packet: Any) -> None:
             connection = self.connection
             asked = bytes(first_packet.get_all_data()[1:])
@@ -75,6 +73,15 @@ def connection_type() -> Any:
             connection.write_packet(b"")
             self._read_ok_packet(connection._read_packet())
 
+    return Result
+
+
+@cache
+def connection_type() -> Any:
+    """PyMySQL's connection, but one that never opens a file, and agrees on what PyMySQL does not know."""
+    client = pymysql_()
+    result_type = _result_type(client)
+
     class Connection(QuickTls, mysql_wire.Extended, client.connections.Connection):  # type: ignore[misc, name-defined]
         _offer: tuple[bytes, Sequence[Any]] = (b"", ())
 
@@ -88,7 +95,7 @@ def connection_type() -> Any:
 
         def _read_query_result(self, unbuffered: bool = False) -> Any:  # noqa: ARG002 - we read all at once
             self._result = None
-            result = Result(self)
+            result = result_type(self)
             try:
                 result.read()
             except client.Error as error:
