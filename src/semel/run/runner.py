@@ -330,7 +330,7 @@ def all_stopped(
 
 
 def gravest(failures: Sequence[SemelError]) -> SemelError:
-    """Of several failures the one to end with: the first of those that must not be left as they are. Others are told
+    """Which of several failures to end with: the first of those that must not be left as they are. Others are told
     now, because nobody else will."""
     found = next((failure for failure in failures if isinstance(failure, CommitStalled)), failures[0])
     for failure in failures:

@@ -32,7 +32,7 @@ from semel.runtime.offsets import (
     offsets_in,
 )
 
-#: Of each log only the newest files can be torn: those before were synced with a decision.
+#: Only the newest files of each log can be torn: those before were synced with a decision.
 NEWEST = 3
 #: Clocks of file systems are coarse.
 SLACK_S = 2.0

@@ -103,7 +103,7 @@ class Remains:
 
 @dataclass(frozen=True)
 class Sight:
-    """Of what is left in a store, that which it shows at once. `missing` says what kept it from being all of it.
+    """The part of what is left in a store that the store shows at once. `missing` says why it may not be all of it.
 
     What is not in here may be there all the same.
     """

@@ -28,7 +28,7 @@ CLOCK_S = 0.010
 class Audit:
     """The verdict and all that it rests on.
 
-    `counts` are by JSON key and complete; of `anomalies` only the first of each kind and sink are kept. `compared` is
+    `counts` are by JSON key and complete; `anomalies` has only the first of each kind and sink. `compared` is
     the number of rows times the number of sinks that could be read. `seen` says per sink when each batch first showed.
     """
 
@@ -79,7 +79,7 @@ def audit(history: History) -> Audit:
 
 
 def unchecked(history: History) -> dict[str, dict[str, str]]:
-    """Of each sink the kinds of anomalies that are not looked for, with the reason."""
+    """For each sink the kinds of anomalies that are not looked for, with the reason."""
     return {s.sink: _unchecked_in(history, s) for s in history.sights}
 
 

@@ -59,7 +59,7 @@ class CheckpointWatcher(threading.Thread):
         self._decided_s: dict[int, float] = {}
         self._ends: dict[int, list[Any]] = {}
         self._checkpointed: set[int] = set()
-        #: Of each source the files that it has taken up, and the entries of its log that were read for that.
+        #: For each source the files that it has taken up, and the entries of its log that were read for that.
         self._logged: list[dict[str, int]] = [{} for _ in range(source_count)]
         self._entries: list[set[str]] = [set() for _ in range(source_count)]
         self._rows_read = 0
@@ -255,7 +255,7 @@ def _lanes(ends: Mapping[int, Sequence[Any]], starts: Sequence[Mapping[str, Any]
 
 
 def _positions(source: int, position: Any) -> list[tuple[Lane, int]]:
-    """Where one source stands after a batch. Of sources that nobody feeds nothing is known."""
+    """Where one source stands after a batch. Nothing is known of sources that nobody feeds."""
     if not isinstance(position, dict):
         return []
     if "logOffset" in position:

@@ -85,7 +85,7 @@ class Feeder(ABC):
         return self._numbers.get(identity)
 
     def feed(self, count: int) -> None:
-        """Append the next rows. They are durable when this returns. Of no rows, it makes the source be there."""
+        """Append the next rows. They are durable when this returns. With no rows, it makes the source exist."""
         coming = range(self.fed, self.fed + count)
         self._tell_apart(coming, self._numbers)
         self._put(coming)

@@ -105,7 +105,7 @@ class History:
     #: How often each kind of fault was injected; kills are those that ended a process by SIGKILL.
     faults: Mapping[str, int] = field(default_factory=dict)
     kills: int = 0
-    #: Of the power cuts those by which something was lost: others show nothing.
+    #: The power cuts by which something was lost: others show nothing.
     power_cuts: int = 0
     #: What the run was asked to reach.
     rows_wanted: int = 0

@@ -25,7 +25,7 @@ LOOK_EVERY_S = 0.02
 LOOK_AT_ALL_EVERY_S = 0.1
 HEARD_WITHIN_S = 10.0
 GONE_WITHIN_S = 30.0
-#: Whoever outlives the driver by more than this is killed: Spark's JVM takes some seconds to notice.
+#: A process that outlives the driver by more than this is killed: Spark's JVM takes some seconds to notice.
 ORPHANED_S_MAX = 10.0
 #: What ends one of two drivers: our own word, or Spark's when both want to write the same file of its checkpoint.
 FENCED = ("Fenced", "Multiple streaming queries are concurrently using", "Multiple streaming jobs detected")

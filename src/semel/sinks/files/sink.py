@@ -116,7 +116,7 @@ class Files(Sink):
         if not manifests:
             known_from = 0 if names(layout.fences(pipeline)) else NOTHING_KNOWN
             return Evidence(marks, known_from, f"{self.path} knows nothing of this pipeline", branches=branches)
-        # Whoever drops old rows on purpose begins with the oldest; a hole among the others is none of his.
+        # Who drops old rows on purpose begins with the oldest. If one in between is missing, nobody meant that.
         why = "older manifests are not there: somebody has removed them"
         return Evidence(marks, min(manifests), why, branches=branches)
 
@@ -268,7 +268,7 @@ class _FilesParticipant(Participant):
         with self._reachable("fence"):
             self._refuse_if_older()
             create_file(folder / f"{mine:010d}", b"")
-            # Whoever came in between is found by the second look, and finds ours by its own.
+            # A driver that came in between is found by our second look, and finds our fence by its own second look.
             self._refuse_if_older()
             for fence in numbered(folder):
                 if int(fence.name) < mine:

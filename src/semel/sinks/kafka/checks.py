@@ -1,4 +1,4 @@
-"""What is asked of a cluster before a pipeline is claimed. Whoever is refused here has fenced nobody."""
+"""What is asked of a cluster before a pipeline is claimed. A start that is refused here has fenced nobody."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class KafkaParticipant(Participant):
         return self._settle(committable, name, answer)
 
     def _committed(self, log: MarkerLog) -> Iterator[Branch]:
-        """What is visible. Of this driver's own at once: EndTxn is answered before the end is in the control topic."""
+        """What is visible. Our own commits count at once: EndTxn is answered before the control topic shows them."""
         marked = log.of(self.context.pipeline, self.sink.name)
         yield from (m.branch for m in marked if m.fate is Fate.COMMITTED)
         # A copy: commits run in threads of their own.
@@ -264,7 +264,7 @@ class KafkaParticipant(Participant):
         return Remains.of(branches, newest, writers, self.context)
 
     def in_sight(self) -> Sight:
-        """Of the brokers that answer soon. One that is away would hold up every batch that has to be tidied after."""
+        """What the brokers show that answer soon. One that is away would hold up each batch after which we tidy."""
         listed, silent = self.wire.open_transactions_in_sight(self._is_ours, limited(SWEEP_S_MAX))
         branches, self._nameless = self._told_apart(listed)
         return Sight(tuple(branches), f"no answer from {silent}" if silent else "")
@@ -393,7 +393,7 @@ def _branch(committable: Committable) -> Branch:
 
 
 def _speculation_is_on() -> bool:
-    """Whether Spark starts copies of slow tasks; of the one that loses, a transaction may be left over."""
+    """Whether Spark starts copies of slow tasks. The copy that loses may leave a transaction behind."""
     try:
         from pyspark import SparkContext
     except ImportError:

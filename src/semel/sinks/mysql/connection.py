@@ -225,7 +225,7 @@ def close_quietly(connection: Any) -> None:
 
 
 def execute(connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement; of one that has none, how many rows it changed."""
+    """The rows of a statement. If it has none, how many rows it changed."""
     cursor = connection.cursor()
     cursor.execute(with_names(sql, values, names), tuple(values) or None)
     return list(cursor.fetchall()) if cursor.description else [(cursor.rowcount,)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from semel.sinks.mysql import MySql
 
-#: Of a session of the driver: rows that were stored as requests, for SQL to look at.
+#: A temporary table of the driver: rows that were stored as requests, for SQL to look at.
 UNPACKED = "semel_unpacked"
 DUPLICATE_KEY = 1062
 
@@ -89,7 +89,7 @@ class MySqlMover(Mover):
         run("DROP TEMPORARY TABLE IF EXISTS {unpacked}", unpacked=unpacked)
         if not names:
             return 0
-        # Of an engine without transactions: what is left prepared must not hold on to a table of a session.
+        # Its engine has no transactions: what is left prepared must not hold on to a table of a session.
         run(
             "CREATE TEMPORARY TABLE {unpacked} ({columns}) ENGINE = Aria",
             unpacked=unpacked,
@@ -134,7 +134,7 @@ class MySqlMover(Mover):
         mysql_ids.note(self.sink, self.run, token)
 
     def dedup(self, named: dict[str, str], columns: Sequence[str], packed: str = "") -> None:
-        """An id that is new gets our token; who brings one that somebody else is writing waits for him."""
+        """An id that is new gets our token. If somebody else is just writing the same id, we wait for them."""
         token, place = mysql_ids.new_token(), self.sink.place
         self.run(
             "INSERT INTO {seen} ({key}, semel_token) SELECT DISTINCT {key}, %s FROM {stage} "

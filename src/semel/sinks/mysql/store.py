@@ -135,7 +135,7 @@ class MySqlStore(Store):
         return not connection.open
 
     def run(self, connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
-        # Who reads in vain for so long closes the connection: what became of the statement is not known then.
+        # A client that reads in vain for so long closes the connection: what became of the statement is not known then.
         connection._read_timeout = connection._write_timeout = limited(STATEMENT_S_MAX)
         return execute(connection, sql, values, **self.place.names, **names)
 

@@ -16,7 +16,7 @@ from semel.sinks.sql.sink import Execute
 
 DETACH_PAUSE_S = 0.005
 #: MariaDB takes a session off its list, frees its buffers, and only then does the storage engine let go of what it
-#: prepared (`unlink_thd`). No statement tells when. Whoever is early finds the transaction gone, see `end_prepared`.
+#: prepared (`unlink_thd`). No statement tells when. If we are early, the transaction seems gone, see `end_prepared`.
 LET_GO_S = 0.01
 UNKNOWN_XID, RM_ERROR, ROLLED_BACK = 1397, 1401, frozenset({1402, 1613, 1614})
 #: A row that somebody else holds, in MariaDB and in MySQL.

@@ -152,7 +152,7 @@ def _rehearse(sink: Postgres, run: Execute, connection: psycopg.Connection[Any],
 
 
 def _explained(run: Execute, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
-    """Whoever may have a change explained may make it. Triggers of the table do not notice."""
+    """A user who may EXPLAIN a change may make it. Triggers of the table do not notice."""
     if not sql.startswith(CHANGES):
         return run(sql, values, **names)
     run(f"EXPLAIN {sql}", values, **names)

@@ -143,7 +143,7 @@ def refuse_torn_url(url: str) -> None:
 def execute(
     connection: psycopg.Connection[Any], sql: str, values: Sequence[Any] = (), **names: str
 ) -> list[tuple[Any, ...]]:
-    """The rows of a statement; of one that has none, how many rows it changed."""
+    """The rows of a statement. If it has none, how many rows it changed."""
     cursor = connection.execute(with_names(sql, values, names), tuple(values) or None)
     return cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
 

@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS {{fence}} (
     PRIMARY KEY (pipeline, sink)
 )
 """
-#: A domain is as good as the type below it, and may be a domain itself. Of numeric(p, s) the lower bits are the scale.
+#: A domain is as good as the type below it, and may be a domain itself. In numeric(p, s) the lower bits are the scale.
 COLUMNS = """
 WITH RECURSIVE below (attnum, type, typmod, required) AS (
     SELECT attnum, atttypid, atttypmod, attnotnull FROM pg_attribute

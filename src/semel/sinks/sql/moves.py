@@ -135,11 +135,11 @@ class Mover(ABC):
 
     @abstractmethod
     def next_version(self) -> int:
-        """Versions grow in the order of commits: who asks for the next one waits for whoever has asked before."""
+        """Versions grow in the order of commits: a batch that asks for the next one waits for the batch before."""
 
     @abstractmethod
     def upsert(self, named: dict[str, str], columns: Sequence[str]) -> None:
-        """Of the rows of one key the newest wins: by `order_by`, else by their order in the task that brought them.
+        """The newest row of a key wins: by `order_by`, else by their order in the task that brought them.
 
         A row that does not say when it was made is older than all that do.
         """

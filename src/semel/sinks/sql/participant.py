@@ -225,7 +225,7 @@ class SqlParticipant(Participant):
             try:
                 outcome = self._commit_from_stages(committable)
             except StagedGone:
-                # Whoever has committed them meanwhile has dropped them, too.
+                # Another driver may have committed them meanwhile; then it has dropped them, too.
                 if not self._is_proven(committable):
                     return Outcome.GONE
                 outcome = Outcome.ALREADY_COMMITTED
@@ -241,7 +241,7 @@ class SqlParticipant(Participant):
         self._drop_what_was_moved(committable)
 
     def _drop_what_was_moved(self, committable: Committable) -> None:
-        """The batch is visible: who has a lock on a staging table, a backup for one, holds up no commit of it."""
+        """The batch is visible: a lock on a staging table, held by a backup for one, must not hold up its commit."""
         done = f"did not drop its staging tables yet, though batch {committable.attempt.batch} is committed"
         try:
             with within(DROP_S_MAX), self.sink.translated(done):
@@ -275,7 +275,7 @@ class SqlParticipant(Participant):
         return Outcome.ALREADY_COMMITTED if self._is_proven(committable) else Outcome.GONE
 
     def _is_a_replay(self, committable: Committable, marks: Iterable[str]) -> bool:
-        """Whether an earlier attempt at this batch is visible. Of a mend nothing else can be visible."""
+        """Whether an earlier attempt at this batch is visible. For a mend nothing else can be visible."""
         if committable.mends or not self.context.marked:
             return False
         earlier = (branch.attempt.attempt for mark in marks if (branch := parse_branch(mark)))

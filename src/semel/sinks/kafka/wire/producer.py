@@ -97,7 +97,7 @@ TEXTS = {
 TAKEN_BEFORE = "DUPLICATE_SEQUENCE_NUMBER"
 
 
-#: Of these only some values are followed.
+#: Settings of which only some values are followed.
 ONLY = {
     "compression.type": tuple(CODECS),
     "partitioner": ("murmur2_random",),

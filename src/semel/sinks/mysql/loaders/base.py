@@ -60,7 +60,7 @@ class Loader(ABC):
         self._send_in_turn(lambda: self.connection.cursor().execute(statement), rows)
 
     def _send_in_turn(self, send: Callable[[], Any], rows: int) -> None:
-        """A turn is for speed only: whoever waits for one too long goes ahead, and takes none any more.
+        """A turn is for speed only: a task that waits for one too long goes ahead, and takes none any more.
 
         A turn ends with its connection at the latest.
         """
