@@ -2,8 +2,8 @@
 
 Pure. A setting may be written either way, with or without Spark's prefix `kafka.`. What is written librdkafka's way is
 taken as it stands and wins; what is written Java's way is translated. A setting that only a JVM understands is dropped
-when nothing can come of that, and refused by name when it is part of how the client proves who it is or whom it trusts:
-a client that quietly leaves such a setting out would be less secure than it was told to be.
+when that can do no harm. It is refused by name when it is part of how the client proves who it is or whom it trusts:
+a client that leaves out such a setting in silence would be less secure than it was told to be.
 
 The names are from the pages "Consumer Configs" and "Producer Configs" of Kafka and CONFIGURATION.md of librdkafka.
 """

@@ -184,9 +184,9 @@ class Sink(ABC):
     `name` tells sinks of one pipeline apart and must not change while the pipeline lives. `select` and `where` are SQL
     expressions over the columns of the DataFrame: the sink gets those columns and those rows.
 
-    `starts` says that something is meant which is refused otherwise: "now", that the sink begins at the present batch
-    of a checkpoint that has done others before; "again", that it gets a second time what this pipeline wrote into it
-    under another checkpoint; "now, again" says both.
+    `starts` allows what is refused otherwise. "now": the sink begins at the present batch of a checkpoint that has done
+    others before. "again": the sink gets a second time what this pipeline wrote into it under another checkpoint.
+    "now, again" allows both.
     """
 
     kind: ClassVar[str]

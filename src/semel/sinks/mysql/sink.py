@@ -66,12 +66,18 @@ SERVER = (
 class MySql(SqlSink):
     """`MySql("mysql://user:password@host/shop", "orders")`: rows of the stream into a table of MySQL or MariaDB.
 
-    `mode` is "ledger" (the default: append, the driver moves staged rows in one transaction), "xa" (append, faster:
-    each task leaves a prepared XA transaction; readers may see some tasks of a batch before the others), "upsert"
-    (the newest row of a `key` wins; `order_by` says which is the newest), "dedup" (a row whose `key` was seen within
-    `retention_s` is left out) or "versions" (every batch adds a version of a key; the view <table>_latest shows the
-    newest; `versions_kept` limits them, 0 keeps all). `schema` is another database of the server. `create` makes the
-    table when it is missing. `timeout_s` is how long to wait for the server, and for locks that others hold.
+    `mode` says what becomes of the rows:
+
+    - "ledger", the default: append. The driver moves staged rows in one transaction.
+    - "xa": append, faster. Each task leaves a prepared XA transaction; readers may see some tasks of a batch
+      before the others.
+    - "upsert": the newest row of a `key` wins; `order_by` says which is the newest.
+    - "dedup": a row whose `key` was seen within `retention_s` is left out.
+    - "versions": every batch adds a version of a key; the view <table>_latest shows the newest. `versions_kept` limits
+      them; 0 keeps all.
+
+    `schema` is another database of the server. `create` makes the table when it is missing. `timeout_s` is how long to
+    wait for the server, and for locks that others hold.
     `piece_rows` is how many rows a task stages before the driver begins to move them.
     """
 

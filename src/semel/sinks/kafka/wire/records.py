@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 #: Kafka's name of a codec -> its attribute bits. The names are Arrow's, too; snappy may come without frames.
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 #: Kafka's LZ4 is the frame format, with blocks that do not refer to each other (KafkaLZ4BlockInputStream). liblz4, and
-#: so Arrow, links the blocks of more than 64 KB, so that frames are made here, as a Java producer makes them: magic,
-#: flags for independent blocks, blocks of up to 64 KB, checksum of that; then each block with its size; then a zero.
+#: so Arrow, links the blocks of more than 64 KB. So frames are made here, as a Java producer makes them: magic, flags
+#: for independent blocks, blocks of up to 64 KB, checksum of that; then each block with its size; then a zero.
 _LZ4_HEAD, _LZ4_END = bytes.fromhex("04224d18 60 40 82"), bytes(4)
 _LZ4_BLOCK_BYTES, _LZ4_STORED = 64 * 1024, 1 << 31
 TRANSACTIONAL = 0x10
