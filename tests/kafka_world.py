@@ -126,7 +126,7 @@ class KafkaWorld:
         assert branch is not None
         transaction = self.marker_log(branch.sink).markers[name].transaction
         assert transaction is not None
-        self.wire.fence(transaction.id, 60_000)
+        self.wire.raise_epoch(transaction.id, 60_000)
         self.wait_until_ended()
 
     def count_markers(self, of: str) -> int:

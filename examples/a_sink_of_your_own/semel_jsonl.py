@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from semel.durable import create_file, make_folders, sync_file, sync_folder
-from semel.errors import BatchFailed, Fenced, SchemaMismatch, SinkUnavailable
+from semel.errors import BatchFailed, SchemaMismatch, SinkUnavailable
 from semel.failpoints import Failpoint, failpoint
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -181,8 +181,7 @@ class _Participant(Participant):
         return max((int(file.name) for file in self.fences.glob("[0-9]*")), default=0)
 
     def refuse_if_older(self) -> None:
-        if (newest := self.newest_fence()) > (mine := self.context.incarnation):
-            raise Fenced(f"Incarnation {mine} is older than {newest}, which {self.sink.describe()} know.")
+        self.context.refuse_if_older(self.newest_fence(), self.sink.describe())
 
 
 def _marker(batch: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ _NAMED_MAX = 100_000
 
 
 def create_file(target: Path, content: bytes, *, written: Callable[[], None] = lambda: None) -> bool:
-    """Create a file whole and durable, or not at all. False when it exists; of several creators one gets True.
+    """Create a file whole and durable, or not at all. False when it exists. If several create it, one gets True.
 
     A synced temporary file is linked to its name: `link` fails if the name exists, atomically. `written` is called
     in between, where a test may kill the process. Two creators must not write the same bytes.

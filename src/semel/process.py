@@ -31,7 +31,7 @@ def is_this_process(said: Mapping[str, Any]) -> bool:
 
 
 def has_ended(said: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a record is gone. Of one elsewhere nobody here knows."""
+    """Whether the process that wrote a record is gone. If it ran elsewhere, we cannot know."""
     ours, theirs = this_process(), _known(said)
     if theirs.get("host") != ours["host"] or theirs.get("machine", ours["machine"]) != ours["machine"]:
         return False

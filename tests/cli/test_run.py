@@ -29,7 +29,7 @@ from semel.errors import (
     SemelError,
 )
 from semel.run import stops
-from semel.run.happenings import Happening, Run, error_in
+from semel.run.happenings import Happening, Launched, error_in
 from semel.run.runner import all_stopped, exit_code, jvm_watched, unless_stopped
 from semel.run.session import SparkSettings, session_conf
 from semel.run.stops import StopSignals, stop_all
@@ -304,7 +304,7 @@ def test_a_batch_that_fails_while_a_signal_stops_it_is_told_as_failed(
     words: str, event: str, kind: type[BatchFailed] | None
 ) -> None:
     told: list[Happening] = []
-    one = Run("orders", cast(Any, FakeRunning(words)))
+    one = Launched("orders", cast(Any, FakeRunning(words)))
     failures = stop_all([one], cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append)
     assert [type(failure) for failure in failures] == ([kind] if kind else [])
     assert [h.event for h in told] == [event]
@@ -329,7 +329,7 @@ class StuckRunning(FakeRunning):
 @pytest.mark.parametrize("raises", [None, TimeoutError("Spark did not stop")])
 def test_a_stop_that_is_not_whole_is_told_with_the_batch_that_is_decided(raises: Exception | None) -> None:
     told: list[Happening] = []
-    one = Run("orders", cast(Any, StuckRunning(raises)))
+    one = Launched("orders", cast(Any, StuckRunning(raises)))
     failures = stop_all([one], cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append)
     assert [exit_code(failure) for failure in failures] == [4]
     assert [(h.event, h.error.splitlines()[0]) for h in told] == [("failed", "Batch 4 is decided.")]
@@ -345,7 +345,7 @@ def test_pipelines_that_do_not_stop_have_one_grace_for_all_of_them() -> None:
             return True
 
     told: list[Happening] = []
-    runs = [Run(name, cast(Any, Slow(""))) for name in ("first", "second", "third")]
+    runs = [Launched(name, cast(Any, Slow(""))) for name in ("first", "second", "third")]
     assert stop_all(runs, cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append, 0.5) == []
     assert [(h.pipeline, h.event) for h in told] == [(run.name, "stopped") for run in runs]
     assert not together.broken
@@ -360,7 +360,7 @@ def test_a_pipeline_whose_stop_never_returns_is_told_with_what_is_open(monkeypat
             return released.wait(60)
 
     told: list[Happening] = []
-    one = Run("orders", cast(Any, Stuck(None)))
+    one = Launched("orders", cast(Any, Stuck(None)))
     try:
         failures = stop_all([one], cast(Any, SimpleNamespace(stop=lambda: None)), StopSignals(), told.append, 0.1)
     finally:
@@ -377,7 +377,10 @@ def test_of_several_failures_the_one_that_must_not_be_left_as_it_is_ends_the_run
 
     def life() -> None:
         with all_stopped(spark, StopSignals(), print) as runs:
-            runs += [Run("second", cast(Any, FakeRunning(failed))), Run("third", cast(Any, StuckRunning(None)))]
+            runs += [
+                Launched("second", cast(Any, FakeRunning(failed))),
+                Launched("third", cast(Any, StuckRunning(None))),
+            ]
             if first is not None:
                 raise first
 

@@ -22,7 +22,7 @@ from tests.cli.test_run import events, iter_lines
 from tests.processes import is_stopped, wait_until
 from tests.quick_spark import quick_run
 from tests.sinks.postgres_rig import Database
-from tests.sinks.test_deadlines import standby_away
+from tests.sinks.waiting import standby_away
 
 pytestmark = pytest.mark.usefixtures("class_archive")
 

@@ -26,7 +26,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaPro
 @pytest.fixture
 def proxy(network: tuple[KafkaProxy, str]) -> Iterator[KafkaProxy]:
     yield network[0]
-    network[0].mend()
+    network[0].repair()
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_tasks_that_are_cut_off_for_a_moment_go_on(make_proxied_game: MakeProxie
     time.sleep(3)
     assert child.poll() is None
     assert len(game.watcher.sights) == game.setup.rows_per_batch
-    proxy.mend()
+    proxy.repair()
     game.require_good_end(game.finish(child))
 
 
@@ -73,7 +73,7 @@ def test_tasks_that_stay_cut_off_fail_the_batch_and_the_next_start_runs_it_again
     assert "BatchFailed: " in life.error, life.error[:3000]
     assert "the data now: the batch was rolled back: nothing of it is visible in any sink" in life.error
     assert "what to do: Mend the cause and start the pipeline again" in life.error
-    proxy.mend()
+    proxy.repair()
     assert game.committed() == game.setup.rows_per_batch
     game.require_good_end(game.live())
 
@@ -87,7 +87,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again(make_proxied_game: Mak
     # The other transaction of the batch may follow on the same connection; its answer is lost with the first.
     wait_until(lambda: len(game.watcher.sights) > 0)
     proxy.cut()
-    proxy.mend()
+    proxy.repair()
     lost.release()
     game.require_good_end(game.finish(child))
 

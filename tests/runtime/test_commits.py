@@ -31,7 +31,7 @@ from semel.sinks import Memory
 from semel.sinks.base import Context, StagedPart, committable_for
 from tests.planned import plans
 from tests.processes import wait_until
-from tests.runtime.test_batch import PIPELINE, Scripted, stage
+from tests.runtime.scripted import PIPELINE, Scripted, stage
 
 #: Whoever must not be held up has so long on a machine that is busy with other tests.
 SLACK_S = 10.0

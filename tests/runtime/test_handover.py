@@ -25,7 +25,7 @@ from semel.decisions.records import encode
 from semel.errors import BatchFailed, Fenced, PlanRestored, SemelError, SinkUnavailable
 from semel.process import born, is_alive, this_process
 from semel.run import runner
-from semel.run.happenings import Happening, Run
+from semel.run.happenings import Happening, Launched
 from semel.run.runner import exit_code, failure_of, is_superseded, launch, watch
 from semel.run.stops import StopSignals
 from semel.runtime.batch import PLAN_OVERWRITTEN
@@ -213,7 +213,7 @@ def test_a_query_that_lost_a_race_for_a_file_of_the_checkpoint_is_started_again(
             shutil.copy(commits / "0", commits / "1")
 
     told: list[Happening] = []
-    run = Run("orders", writer.launch(an_older_driver_is_quicker), begin=writer.launch)
+    run = Launched("orders", writer.launch(an_older_driver_is_quicker), begin=writer.launch)
     watch([run], StopSignals(), told.append)
     assert [(h.event, bool(h.warning)) for h in told] == [("started", True), ("stopped", False)]
     assert run.restarts == 1
@@ -235,7 +235,7 @@ def test_who_is_superseded_leaves_the_end_of_its_batch_to_the_newer_one(
     running = writer.launch(a_newer_one_claims)
     with suppress(StreamingQueryException):  # unless it was stopped even before
         running.query.awaitTermination()
-    assert isinstance(failure_of(Run("orders", running)), Fenced)
+    assert isinstance(failure_of(Launched("orders", running)), Fenced)
     wait_until(lambda: log.has_left(1), 10)
     assert sorted(path.name for path in (checkpoint / "commits").iterdir() if path.name.isdigit()) == ["0"]
     assert rows(tmp_path) == (20, 20)
@@ -281,7 +281,7 @@ NOT_BEGUN = BatchFailed(f"Batch 7 was not begun: {PLAN_OVERWRITTEN}.")
 OVERWRITTEN = f"[STREAM_FAILED] Query terminated: semel.errors.BatchFailed: {NOT_BEGUN}"
 
 
-def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Run:
+def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Launched:
     query = SimpleNamespace(isActive=False, exception=lambda: said)
     function = SimpleNamespace(fenced=newer, find_newer=lambda: newer, look_for_newer=lambda: newer, end=lambda: None)
     running: Any = SimpleNamespace(query=query, function=function)
@@ -290,7 +290,7 @@ def lost(newer: Fenced | None, begun: list[int], said: str = LOST) -> Run:
         begun.append(1)
         return running
 
-    return Run("orders", running, begin=begin)
+    return Launched("orders", running, begin=begin)
 
 
 def test_who_cannot_ask_whether_it_was_superseded_does_not_claim_again(monkeypatch: pytest.MonkeyPatch) -> None:

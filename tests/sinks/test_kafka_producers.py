@@ -351,7 +351,7 @@ def test_a_producer_that_was_fenced_while_it_waited_fails_its_batch_and_not_the_
         for warm in pool._warm:
             made = warm.result()
             assert made is not None
-            assert rig.world.wire.fence(made.id, 60_000) == "NO_ERROR"
+            assert rig.world.wire.raise_epoch(made.id, 60_000) == "NO_ERROR"
         with pytest.raises(BatchFailed, match=r"did not (take a row|let a task write)"):
             prepare(participant, sink, attempt(1), records_of(1))
         for committable in prepare(participant, sink, attempt(1, 1), records_of(1)):

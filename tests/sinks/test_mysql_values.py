@@ -20,7 +20,7 @@ from semel.errors import BatchFailed, ConfigError
 from semel.protocol.events import Outcome
 from semel.sinks.mysql import connection as mysql_connection
 from semel.sinks.mysql import wire as mysql_wire
-from semel.sinks.mysql.connection import Place
+from semel.sinks.mysql.connection import MySqlPlace
 from semel.sinks.mysql.loaders import base as mysql_loaders
 from semel.sinks.mysql.loaders import bulk as mysql_bulk
 from semel.sinks.mysql.loaders import text as mysql_text
@@ -346,7 +346,7 @@ class HostileServer(threading.Thread):
 def test_a_hostile_server_that_asks_for_a_file_gets_nothing(when: bytes) -> None:
     server = HostileServer(b"/etc/passwd", when)
     server.start()
-    connection = Place(server.url, "", 5).connect()
+    connection = MySqlPlace(server.url, "", 5).connect()
     text = Column("x", "text", "text")
     encode = encoder(pa.string(), text)
     assert encode is not None

@@ -16,7 +16,7 @@ from semel.ids import Attempt, Branch, Incarnation
 from semel.protocol.events import Outcome
 from semel.sinks.mysql import connection as mysql_connection
 from semel.sinks.mysql import xa as mysql_xa
-from semel.sinks.mysql.connection import Place
+from semel.sinks.mysql.connection import MySqlPlace
 from semel.sinks.mysql.loaders import base as mysql_loaders
 from semel.sinks.mysql.xa import FREE, HELD, VISIBLE, end_prepared, fate, parse_xid, xid
 from semel.testing.harness import OURS, attempt, context
@@ -67,7 +67,7 @@ def test_an_answer_of_the_server_is_proven_by_the_ledger(db: Database) -> None:
     """
     sink = db.sink("xa")
     write(sink, rows((0, "creates the tables")))
-    place = Place(db.url, "", 10)
+    place = MySqlPlace(db.url, "", 10)
     outcomes = []
     with closing(place.connect()) as connection:
         run = mysql_connection.runner(connection, place)
@@ -112,7 +112,7 @@ def test_a_transaction_that_lost_its_name_is_rolled_back_and_not_taken_for_commi
             raise pymysql.err.OperationalError(1397, "XAER_NOTA: Unknown XID")
         return []
 
-    assert end_prepared(Place(db.url, "", 5), run, "COMMIT", branch) is False
+    assert end_prepared(MySqlPlace(db.url, "", 5), run, "COMMIT", branch) is False
     assert freed == [branch]
 
 

@@ -246,7 +246,7 @@ def test_a_connection_that_breaks_while_it_is_set_up_is_to_be_tried_again(
     if world.kind == "postgres":
         monkeypatch.setattr(psycopg.Connection, "execute", broken)
     else:
-        monkeypatch.setattr(mysql_connection.Place, "_set_up", broken)
+        monkeypatch.setattr(mysql_connection.MySqlPlace, "_set_up", broken)
     with pytest.raises(SinkUnavailable, match=r"cannot be reached: gone") as caught, started(world.sink):
         pytest.fail("it started")
     assert caught.value

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from semel.verify.history import Batch, Event, History, Look, Sights
+from semel.verify.history import BatchSeen, Event, History, Look, Sights
 
 #: 16 November 2026, 12:00 UTC.
 BEGAN_S = 1_794_830_400.0
@@ -48,7 +48,7 @@ def good(rows: int = 40, per_batch: int = 10, sinks: Mapping[str, str] = SINKS, 
         sights=[_sights(name, kind, place, parts) for place, (name, kind) in enumerate(sinks.items())],
         key_of=key_of,
         batch_of=[number // per_batch for number in range(rows)],
-        batches={b: Batch(b, at(b + DECIDED), checkpointed=True) for b in range(batches)},
+        batches={b: BatchSeen(b, at(b + DECIDED), checkpointed=True) for b in range(batches)},
         rows_wanted=rows,
         began_s=BEGAN_S,
         ended_s=at(batches + 1),
@@ -133,7 +133,7 @@ class Eventful:
     now_s: float = 4.0
     batch: int = 0
     events: list[Event] = field(default_factory=list)
-    batches: dict[int, Batch] = field(default_factory=dict)
+    batches: dict[int, BatchSeen] = field(default_factory=dict)
     looks: dict[str, list[Look]] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
 
@@ -191,7 +191,7 @@ class Eventful:
         lasts_s = rng.uniform(0.3, 0.9)
         self._tell("batch", f"batch {self.batch} committed, {self.per_batch} rows", lasts_s=lasts_s)
         self.now_s += lasts_s
-        self.batches[self.batch] = Batch(self.batch, at(self.now_s - 0.1), checkpointed=True)
+        self.batches[self.batch] = BatchSeen(self.batch, at(self.now_s - 0.1), checkpointed=True)
         added = range(self.batch * self.per_batch, (self.batch + 1) * self.per_batch)
         for place, sink in enumerate(self.sinks):
             self.looks[sink].append(look(self.now_s + 0.02 * place, added))

@@ -13,7 +13,7 @@ import pytest
 
 from semel.verify.anomalies import EVIDENCE_MAX, NAMES, Anomaly
 from semel.verify.audit import Audit, audit
-from semel.verify.history import NO_BATCH, Batch, History, Look
+from semel.verify.history import NO_BATCH, BatchSeen, History, Look
 from tests.verify.histories import (
     at,
     eventful,
@@ -259,7 +259,7 @@ def test_a_sink_that_expects_nothing_of_a_batch_cannot_lack_it() -> None:
 
 def test_a_batch_that_shows_before_its_decision_is_early() -> None:
     history = good()
-    late = {**history.batches, 2: Batch(2, at(2.75), checkpointed=True)}
+    late = {**history.batches, 2: BatchSeen(2, at(2.75), checkpointed=True)}
     assert found(replace(history, batches=late)) == {"early": 2}
     assert evidence(replace(history, batches=late), "early")[0] == (
         "early in pg: batch 2 was visible at 2.600 s and decided at 2.750 s"
@@ -268,19 +268,19 @@ def test_a_batch_that_shows_before_its_decision_is_early() -> None:
 
 def test_a_look_within_the_tick_of_the_clock_is_not_early() -> None:
     history = good(sinks={"pg": "postgres"})
-    close = {**history.batches, 2: Batch(2, at(2.605), checkpointed=True)}
+    close = {**history.batches, 2: BatchSeen(2, at(2.605), checkpointed=True)}
     assert verdict(replace(history, batches=close)) == (True, [])
 
 
 def test_a_batch_that_shows_and_was_never_decided_is_early() -> None:
     history = good()
-    assert found(replace(history, batches={**history.batches, 3: Batch(3)})) == {"early": 2}
+    assert found(replace(history, batches={**history.batches, 3: BatchSeen(3)})) == {"early": 2}
 
 
 def test_a_checkpointed_batch_without_a_decision_leaves_the_verdict_unknown() -> None:
     """It was decided, or it would not be checkpointed: nobody has read the record in time."""
     history = good()
-    missing = replace(history, batches={**history.batches, 3: Batch(3, checkpointed=True)})
+    missing = replace(history, batches={**history.batches, 3: BatchSeen(3, checkpointed=True)})
     result, reasons = verdict(missing)
     assert result == "unknown"
     assert reasons == ["Of 1 checkpointed batch(es) no decision was read, the first is batch 3."]

@@ -19,7 +19,7 @@ from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Aborted, Decided
 from semel.verify.checkpoint import CheckpointWatcher
 from semel.verify.feeders import FilePlace, KafkaPlace
-from semel.verify.history import NO_BATCH, Batch
+from semel.verify.history import NO_BATCH, BatchSeen
 from tests.kafka_world import KafkaWorld
 from tests.processes import wait_until
 
@@ -85,7 +85,11 @@ def test_batches_are_planned_then_decided_then_checkpointed(tmp_path: Path) -> N
     decide(tmp_path, 1, at_s=101.5)
     write(tmp_path / "commits" / "0", "v1", {})
     watcher = looked(tmp_path)
-    assert watcher.batches() == {0: Batch(0, 100.5, True), 1: Batch(1, 101.5, False), 2: Batch(2, 0.0, False)}
+    assert watcher.batches() == {
+        0: BatchSeen(0, 100.5, True),
+        1: BatchSeen(1, 101.5, False),
+        2: BatchSeen(2, 0.0, False),
+    }
 
 
 def test_the_time_of_a_batch_is_that_of_its_first_decision(tmp_path: Path) -> None:
@@ -103,7 +107,7 @@ def test_what_was_read_is_kept_when_the_pipeline_prunes_it(tmp_path: Path) -> No
     watcher = looked(tmp_path)
     DecisionLog(FileStore(tmp_path / "semel")).prune(before_batch=1)
     watcher.look()
-    assert watcher.batches() == {0: Batch(0, 100.0)}
+    assert watcher.batches() == {0: BatchSeen(0, 100.0)}
 
 
 def test_the_thread_sees_decisions_that_are_pruned_soon(tmp_path: Path) -> None:
@@ -123,7 +127,7 @@ def test_stop_looks_once_more(tmp_path: Path) -> None:
     watcher = CheckpointWatcher(tmp_path, 1)
     decide(tmp_path, 0, at_s=100.0)
     watcher.stop()
-    assert watcher.batches() == {0: Batch(0, 100.0)}
+    assert watcher.batches() == {0: BatchSeen(0, 100.0)}
 
 
 def test_the_pipeline_is_known_by_spark_s_metadata(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_a_damaged_decision_is_an_error_and_the_others_are_read(tmp_path: Path) 
     (tmp_path / "semel" / "decisions" / "0000000000.0.json").write_text('{"kind": "deci')
     watcher = looked(tmp_path)
     assert "damaged or half-written" in watcher.error
-    assert watcher.batches() == {1: Batch(1, 101.0)}
+    assert watcher.batches() == {1: BatchSeen(1, 101.0)}
 
 
 @pytest.mark.parametrize("damage", [b'{"t": {"0": ', b"\xff\xfe", b"{]"])
@@ -283,7 +287,7 @@ class Truth:
         self.write(df, batch)
         self.times[batch] = began_s, time.time()
 
-    def require_decisions_between(self, batches: Mapping[int, Batch]) -> None:
+    def require_decisions_between(self, batches: Mapping[int, BatchSeen]) -> None:
         assert {n for n, b in batches.items() if b.checkpointed} == set(self.rows)
         for number, (began_s, ended_s) in self.times.items():
             assert began_s - 0.01 <= batches[number].decided_s <= ended_s

@@ -61,7 +61,7 @@ def test_a_cut_breaks_connections_and_refuses_new_ones_until_it_is_mended(proxy:
     with _connect(proxy) as client, suppress(ConnectionError):
         assert _says_back(client, b"two") == b""
     assert proxy.refused == 1
-    proxy.mend()
+    proxy.repair()
     with _connect(proxy) as client:
         assert _says_back(client, b"three") == b"three"
 
@@ -73,7 +73,7 @@ def test_what_a_silent_cut_holds_back_arrives_when_it_is_mended(proxy: Proxy) ->
         client.settimeout(0.3)
         with pytest.raises(TimeoutError):
             _says_back(client, b"two")
-        proxy.mend()
+        proxy.repair()
         client.settimeout(5)
         assert client.recv(100) == b"two"
     assert proxy.connections == 1
@@ -85,7 +85,7 @@ def test_a_slow_network_takes_its_time_in_both_directions(proxy: Proxy) -> None:
         began = time.monotonic()
         assert _says_back(client, b"slow") == b"slow"
         assert 0.4 <= time.monotonic() - began < 2
-        proxy.mend()
+        proxy.repair()
         began = time.monotonic()
         assert _says_back(client, b"quick") == b"quick"
         assert time.monotonic() - began < 0.2

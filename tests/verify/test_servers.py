@@ -64,7 +64,7 @@ def test_a_server_is_reached_through_its_network_alone(servers: dict[str, Server
     assert server.proxy.connections > before
     server.cut()
     assert not _answers(server)
-    server.mend()
+    server.repair()
     assert _answers(server)
 
 
@@ -83,7 +83,7 @@ def test_a_slow_network_is_slow(servers: dict[str, Server]) -> None:
     began = time.monotonic()
     assert _answers(server)
     assert time.monotonic() - began > 0.6
-    server.mend()
+    server.repair()
 
 
 def test_the_variables_are_those_that_pipelines_read_and_nothing_shows_a_password(servers: dict[str, Server]) -> None:

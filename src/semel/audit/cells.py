@@ -54,7 +54,7 @@ def _told(row: Row, sink: SinkFacts, cell: Cell) -> Cell:
 
 
 def _without_decision(facts: Facts, row: Row, sink: SinkFacts, seen: Cell) -> Cell:
-    """Of a batch whose journal is gone. A sink that has marked batches before and after it should have marked it."""
+    """A batch whose journal is gone. A sink that has marked batches before and after it should have marked it."""
     if sink.evidence is None:
         return replace(seen, state="untold", why=sink.error.rstrip("."))
     if not row.over:

@@ -71,7 +71,7 @@ def read_decision(journal: Journal) -> Decision:
 
 
 def is_marked_by_the_sink(committable: Committable) -> bool:
-    """Whether a commit of it leaves a marker. Of a task without rows beside others there is nothing to commit."""
+    """Whether a commit of it leaves a marker. A task without rows, beside others, has nothing to commit."""
     return committable.key == committable.sink or bool(committable.payload)
 
 

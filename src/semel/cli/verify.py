@@ -65,10 +65,8 @@ def verify_command(  # noqa: PLR0913, PLR0917 - one for each option
 
     Exit codes: 0 verdict true, 1 false, 2 wrong input, 3 unknown.
     """
-    chosen = random.SystemRandom().randrange(10**6) if seed is None else seed
-    console = Console(stderr=json, highlight=False)
     settings = Settings(
-        seed=chosen,
+        seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
         target=target,
         sinks=_names(sinks),
         servers=_names(servers),
@@ -85,12 +83,17 @@ def verify_command(  # noqa: PLR0913, PLR0917 - one for each option
         output=output,
         keep=keep,
     )
+    _verify(settings, json=json)
+
+
+def _verify(settings: Settings, *, json: bool) -> None:
+    console = Console(stderr=json, highlight=False)
     began = time.monotonic()
 
     def say(text: str) -> None:
         console.print(f"[{time.monotonic() - began:5.0f} s] {text}", markup=False, soft_wrap=True)
 
-    say(f"seed {chosen}: {kills} kills, {rows:,} rows")
+    say(f"seed {settings.seed}: {settings.kills} kills, {settings.rows:,} rows")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # The pipeline file is read in this process, too, for its workload; what it prints is not for stdout then.

@@ -59,7 +59,7 @@ class DecisionLog:
     # Who runs it ----------------------------------------------------------------------------------------------------
 
     def claim(self, **details: Any) -> Incarnation:
-        """Become the newest incarnation. Whoever held the pipeline before is fenced from this moment on."""
+        """Become the newest incarnation. The driver that held the pipeline before is fenced from this moment on."""
         # The token tells drivers apart that have the same name and number on two machines, or live in one process.
         holder = {
             **this_process(),
@@ -70,7 +70,7 @@ class DecisionLog:
         for _ in range(CLAIM_TRIES_MAX):
             mine = self.newest_claim() + 1
             created = self.store.create(_incarnation_path(mine), encode({"incarnation": mine, **holder}))
-            # Who slept between looking and creating may have brought back a claim that was pruned long ago: once more.
+            # If we slept between looking and creating, a claim that was pruned may be back: prune once more.
             if created and self.newest_claim() - mine < INCARNATIONS_KEPT:
                 self._prune_claims(mine)
                 return Incarnation(mine)

@@ -83,7 +83,7 @@ class FolderShop:
         return int(next(iter(self._rows(query)), (0,))[0])
 
     def _rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Of a table that does not exist yet, no rows."""
+        """A table that does not exist yet has no rows."""
         if not self.database.exists():
             return []
         with closing(sqlite3.connect(self.database, timeout=60)) as connection:

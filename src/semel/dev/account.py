@@ -75,7 +75,7 @@ def ourselves() -> Account:
 
 
 def account_for(data: Path, name: str) -> Account:
-    """Whoever has the data already. For new data ourselves; when we are root, the user of that name, or else nobody."""
+    """The user who owns the data. For new data ourselves; when we are root, the user of that name, or else nobody."""
     if data.exists():
         owner = data.stat()
         if os.geteuid() not in (0, owner.st_uid):

@@ -42,7 +42,7 @@ _ANSWER_TIMEOUT_S_MAX = 5.0
 _POLL_S = 0.05
 
 
-class Run(Protocol):
+class RunProgram(Protocol):
     """Runs a program to its end, as the user of the server, with a text on stdin."""
 
     def __call__(self, command: Sequence[str], text: str = "") -> None: ...
@@ -94,7 +94,7 @@ class DatabaseServer(ABC):
         """The package that can serve this data."""
 
     @abstractmethod
-    def initialise(self, place: str, run: Run) -> None:
+    def initialise(self, place: str, run: RunProgram) -> None:
         """Fill the new data folder, with the login and its database. Programs are to call it `place`."""
 
     @abstractmethod
@@ -291,7 +291,7 @@ class DatabaseServer(ABC):
             self.initialise(self._place(self.new_data, descriptor), self._runner(account, descriptor))
         self.new_data.rename(self.data)
 
-    def _runner(self, account: Account, descriptor: int) -> Run:
+    def _runner(self, account: Account, descriptor: int) -> RunProgram:
         def run(command: Sequence[str], text: str = "") -> None:
             temporary = self._place(self.new_data, descriptor)
             code, said = account.run(

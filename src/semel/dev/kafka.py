@@ -189,7 +189,7 @@ class KafkaCluster:
         absent = [broker for broker in (self.brokers if brokers is None else brokers) if not self.is_alive(broker)]
         if not absent:
             return
-        # First the data, then the ports: whoever asks for too many brokers should not have to find them free ports.
+        # First the data, then the ports: a user who asks for too many brokers need not find free ports for them.
         kept = self._kept_cluster_id()
         self._refuse_taken_ports(absent)
         self._program = self._program or program(self._say)

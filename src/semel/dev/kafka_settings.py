@@ -26,7 +26,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Kerberos:
-    """Who the brokers are to a KDC: `principal` is such as kafka/localhost@REALM. `config` is a krb5.conf."""
+    """By which name a KDC knows the brokers: `principal` is such as kafka/localhost@REALM. `config` is a krb5.conf."""
 
     principal: str
     keytab: Path
@@ -205,7 +205,7 @@ def _security(security: Security) -> dict[str, str]:
         **lasting,
         **(_tls(client, security.tls) if security.tls else {}),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        # Whoever comes in by a plain text listener is anonymous: that is how brokers reach each other.
+        # A client of a plain text listener is anonymous: that is how brokers reach each other.
         "super.users": ";".join(f"User:{name}" for name in supers),
         "allow.everyone.if.no.acl.found": "false",
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from semel.dev.database import DATABASE, USER, DatabaseServer, Run, running
+from semel.dev.database import DATABASE, USER, DatabaseServer, RunProgram, running
 from semel.dev.debian import Product
 from semel.dev.jars import Say
 
@@ -65,7 +65,7 @@ class MariaDbServer(DatabaseServer):
     def product(self) -> Product:
         return _PRODUCT
 
-    def initialise(self, place: str, run: Run) -> None:
+    def initialise(self, place: str, run: RunProgram) -> None:
         # There is no test database, and nobody without a name.
         options = ["--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=socket"]
         run([self.programs["mariadb-install-db"], "--no-defaults", f"--datadir={place}", *options])

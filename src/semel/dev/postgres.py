@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from semel.dev.database import DATABASE, USER, DatabaseServer, Run, running
+from semel.dev.database import DATABASE, USER, DatabaseServer, RunProgram, running
 from semel.dev.debian import Product
 from semel.dev.jars import Say
 
@@ -72,7 +72,7 @@ class PostgresServer(DatabaseServer):
         newest_first = sorted(_installed(), key=float, reverse=True)
         return Product("PostgreSQL", ("postgresql",), programs, tuple(map(_programs_of, newest_first)))
 
-    def initialise(self, place: str, run: Run) -> None:
+    def initialise(self, place: str, run: RunProgram) -> None:
         # Trust lasts until the file of logins is replaced, before anybody listens. Without the sync it takes a
         # second, not five; a machine that loses power in its first half minute needs a new data folder.
         options = [f"--username={USER}", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]

@@ -66,7 +66,7 @@ class ServerKind:
 
     open: Open
     variable: str
-    #: Of a database: what lays one out in a folder, at a port.
+    #: For a database: what lays one out in a folder, at a port.
     database: type[DatabaseServer] | None = None
 
 

@@ -155,7 +155,7 @@ def _in_words_of_kafka_python(error: SemelError) -> Exception:
 
 @dataclass(frozen=True)
 class Kerberos:
-    """Who we are. Without a keytab it is whoever has the ticket: from kinit, or from KRB5_CLIENT_KTNAME."""
+    """Who we are. Without a keytab it is the user of the ticket: from kinit, or from KRB5_CLIENT_KTNAME."""
 
     service: str = "kafka"
     principal: str = ""
@@ -172,7 +172,7 @@ class Kerberos:
             raise _no_ticket(error) from None
 
     def credentials(self) -> Any:
-        """None for what this process has anyway. Of a keytab, MIT's library gets tickets, and new ones in time."""
+        """None for what this process has anyway. With a keytab, MIT's library gets tickets, and new ones in time."""
         gssapi = _gssapi()
         if not self.keytab:
             return None

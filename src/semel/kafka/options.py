@@ -2,8 +2,8 @@
 
 Pure. A setting may be written either way, with or without Spark's prefix `kafka.`. What is written librdkafka's way is
 taken as it stands and wins; what is written Java's way is translated. A setting that only a JVM understands is dropped
-when nothing can come of that, and refused by name when it is part of how the client proves who it is or whom it trusts:
-a client that quietly leaves such a setting out would be less secure than it was told to be.
+when that can do no harm. It is refused by name when it is part of how the client proves who it is or whom it trusts:
+a client that leaves out such a setting in silence would be less secure than it was told to be.
 
 The names are from the pages "Consumer Configs" and "Producer Configs" of Kafka and CONFIGURATION.md of librdkafka.
 """
@@ -90,7 +90,7 @@ def java_to_librdkafka(options: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = _bare(options)
     if _is_msk(given):
         given = _msk(given)
-    # Whoever gives tokens has said how to log in; what is left is for Java.
+    # A user who gives tokens has said how to log in; what is left is for Java.
     found: dict[str, Any] = _stores(given) | ({} if OAUTH_CB in options else _login(given))
     for spelled, value in _without_what_was_read(given).items():
         name = RENAMED.get(spelled, spelled)
@@ -103,13 +103,13 @@ def java_to_librdkafka(options: Mapping[str, Any]) -> dict[str, Any]:
     if OAUTH_CB in options:
         found[OAUTH_CB] = options[OAUTH_CB]
     if OAUTH_CB in found:
-        # Whoever gives tokens is not asked for them; librdkafka takes one way or the other.
+        # With a source of tokens none are asked for at an endpoint: librdkafka takes one way or the other.
         return {name: value for name, value in found.items() if not _TOKENS_FROM_ELSEWHERE.fullmatch(name)}
     return found
 
 
 def connection_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings for a librdkafka client those that say how to reach the broker: enough for an admin client."""
+    """Those settings of a librdkafka client that say how to reach the broker: enough for an admin client."""
     return {name: value for name, value in java_to_librdkafka(options).items() if CONNECTION.fullmatch(name)}
 
 

@@ -97,7 +97,7 @@ class StandIn:
     # Questions --------------------------------------------------------------------------------------------------------
 
     def list_topics(self, topic: str | None = None, timeout: float = 10.0) -> Any:
-        """Of one topic; of none where its name is empty, of all without a name."""
+        """Asks about one topic, about none where its name is empty, about all without a name."""
         from confluent_kafka.admin import BrokerMetadata, ClusterMetadata  # type: ignore[attr-defined]
 
         wanted = None if topic is None else [topic] if topic else []

@@ -32,7 +32,7 @@ OAUTH_CB = "oauth_cb"
 REFRESH_AT = 0.75
 #: A token that is handed over must still be good when the broker looks at it, which a busy machine delays.
 MARGIN_S = 1.0
-#: Whoever returns more has returned a point in time.
+#: A function that returns more has returned a point in time.
 LIFETIME_S_MAX = 10 * 365 * 24 * 3600.0
 ENDPOINT_TIMEOUT_S = 10.0
 ENDPOINT_BYTES_MAX = 1 << 20

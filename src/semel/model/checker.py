@@ -1,7 +1,7 @@
 """Breadth-first search over all worlds, so that the first violation found has the shortest way to it.
 
 Worlds are kept whole and compared whole: no fingerprint can hide one behind another. They share their parts, so that a
-world costs a few hundred bytes. Of each the number of the world it was first reached from is kept, and nothing else.
+world costs a few hundred bytes. For each one only the number of the world is kept from which it was first reached.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Seeded bugs. Each replaces one rule, one answer of a store, or one step of the driver; the checker must find each.
 
-A change after which every property still holds is no bug and no mutant. Such are, for example: a start that sweeps what
-a decision names *after* it has committed it forward, stores that do not fence (the log does), and not to check at
-prepare that what was staged is there (it is proven gone and mended).
+A change after which every property still holds is no bug, and is not in here. Three examples: a start that sweeps what
+a decision names *after* it has committed it forward; stores that do not fence, because the log does; a prepare that
+does not check whether the staged rows are there, because they are proven gone and mended.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Report:
         return "true" if self.holds else "unknown"
 
     def always(self) -> dict[str, str]:
-        """Of each property whether it holds. After a violation or a cut the others are not known."""
+        """Whether each property holds. After a violation or a cut the others are not known."""
         broken = {v.name for _, result in self.parts for v in result.violations}
         rest = "holds" if all(result.complete for _, result in self.parts) else "unknown"
         return {name: "violated" if name in broken else rest for name in ALWAYS}

@@ -28,7 +28,7 @@ def decision_covers_every_sink(decision: Decided, sinks: Iterable[str]) -> list[
 
 
 def decision_carries_its_plan(decision: Decided) -> list[str]:
-    """Whoever commits the batch later can tell for which rows it was decided."""
+    """A driver that commits the batch later can tell for which rows it was decided."""
     if decision.plan is None:
         return ["the decision does not say which plan it was taken for"]
     digest = decision.plan.digest
@@ -66,7 +66,7 @@ def nothing_duplicated(expected: Counter[Hashable], actual: Counter[Hashable]) -
 
 
 def nothing_torn(batches: Iterable[tuple[int, int, int]]) -> list[str]:
-    """Of each batch (id, rows decided, rows visible) a store shows all or nothing."""
+    """A store shows all or nothing of each batch (id, rows decided, rows visible)."""
     return [
         f"batch {batch}: {visible} of {rows} rows are visible"
         for batch, rows, visible in batches

@@ -44,7 +44,7 @@ Hear = Callable[[Happening], None]
 
 
 @dataclass
-class Run:
+class Launched:
     """A pipeline that was started, and whether its end has been told. `begin` starts it once more."""
 
     name: str

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.errors import CheckpointError, CommitStalled, ConfigError, Fenced, PlanRestored, QueryStopped, SemelError
-from semel.run.happenings import GRACE_S, Happening, Hear, Run, error_in, first_line
+from semel.run.happenings import GRACE_S, Happening, Hear, Launched, error_in, first_line
 from semel.run.loading import load_pipelines, place_and_error, split_target
 from semel.run.session import SparkSettings, open_session
 from semel.run.stops import StopSignals, stop_all
@@ -78,7 +78,7 @@ def launch(
     adapt: Adapt = as_it_is,
     stop: StopSignals | None = None,
     grace_s: float = GRACE_S,
-) -> Run:
+) -> Launched:
     signals = stop or StopSignals()
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be built", path):
         writer = adapt(pipeline(spark))
@@ -110,7 +110,7 @@ def launch(
     with told_as_config_error(f"Pipeline {pipeline.name} of {path} cannot be started", path):
         running = begin()
     hear(Happening("started", pipeline.name, warning=running.function.not_promised))
-    return Run(pipeline.name, running, begin=begin)
+    return Launched(pipeline.name, running, begin=begin)
 
 
 def unless_stopped(begin: Callable[[], Running], name: str, stop: StopSignals, grace_s: float) -> Running:
@@ -178,7 +178,7 @@ def planned_batch(spark: SparkSession, writer: StreamWriter) -> int | None:
 # All of them --------------------------------------------------------------------------------------------------------
 
 
-def watch(runs: Sequence[Run], stop: StopSignals, hear: Hear) -> None:
+def watch(runs: Sequence[Launched], stop: StopSignals, hear: Hear) -> None:
     """Return when all have ended or a signal came; raise when one failed."""
     while True:
         tell_ends(runs, hear)
@@ -205,7 +205,7 @@ def jvm_watched() -> Iterator[None]:
         ) from error
 
 
-def tell_ends(runs: Sequence[Run], hear: Hear) -> None:
+def tell_ends(runs: Sequence[Launched], hear: Hear) -> None:
     """Tell of each pipeline that ended since the last look, and raise the first failure."""
     failures = []
     for run in runs:
@@ -232,7 +232,7 @@ LOST_A_RACE = re.compile(
 )
 
 
-def started_again(run: Run, hear: Hear) -> bool:
+def started_again(run: Launched, hear: Hear) -> bool:
     """Start a query again that an older driver has got in the way of: that one is fenced, and ends by the same race."""
     found = run.running.query.exception()
     if found is None or not LOST_A_RACE.search(str(found)):
@@ -247,7 +247,7 @@ def started_again(run: Run, hear: Hear) -> bool:
     return True
 
 
-def is_superseded(run: Run, limits: Handover = HANDOVER, sleep: Callable[[float], None] = time.sleep) -> bool:
+def is_superseded(run: Launched, limits: Handover = HANDOVER, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Whether a newer driver has claimed. No answer is not taken for no: a new claim would fence that one."""
     tries = math.ceil(limits.wait_s / limits.look_every_s)
     for tries_left in reversed(range(tries)):
@@ -289,7 +289,7 @@ def _begun(begin: Callable[[], Running], name: str) -> Running:
         ) from error
 
 
-def failure_of(run: Run) -> SemelError | None:
+def failure_of(run: Launched) -> SemelError | None:
     """Why the query ended, or None when it came to its end or was asked to stop."""
     found = run.running.query.exception()
     function = run.running.function
@@ -310,9 +310,11 @@ def failure_of(run: Run) -> SemelError | None:
 
 
 @contextmanager
-def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S) -> Iterator[list[Run]]:
+def all_stopped(
+    spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S
+) -> Iterator[list[Launched]]:
     """However the block ends, every pipeline is stopped after its current batch; a second signal does not wait."""
-    runs: list[Run] = []
+    runs: list[Launched] = []
     try:
         yield runs
     except SemelError as error:
@@ -328,7 +330,7 @@ def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: flo
 
 
 def gravest(failures: Sequence[SemelError]) -> SemelError:
-    """Of several failures the one to end with: the first of those that must not be left as they are. Others are told
+    """Which of several failures to end with: the first of those that must not be left as they are. Others are told
     now, because nobody else will."""
     found = next((failure for failure in failures if isinstance(failure, CommitStalled)), failures[0])
     for failure in failures:

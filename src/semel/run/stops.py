@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import QueryStopped, SemelError
-from semel.run.happenings import GRACE_S, Happening, Hear, Run, error_in
+from semel.run.happenings import GRACE_S, Happening, Hear, Launched, error_in
 from semel.runtime.commits import finished
 from semel.runtime.pipeline import STOP_S_MAX, Running
 
@@ -22,7 +22,7 @@ SPARK_STOP_S_MAX = 15.0
 
 
 def stop_all(
-    runs: Sequence[Run], spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S
+    runs: Sequence[Launched], spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: float = GRACE_S
 ) -> list[SemelError]:
     """Returns the failures that nobody has been told of yet: a batch may fail while it is waited for.
 
@@ -61,7 +61,7 @@ class _Stopping(threading.Thread):
             self.whole = self.running.stop(self.grace_s)
 
 
-def _failure_of_stop(run: Run, hear: Hear, *, whole: bool) -> SemelError | None:
+def _failure_of_stop(run: Launched, hear: Hear, *, whole: bool) -> SemelError | None:
     if run.told:
         return None
     run.told = True

@@ -1,4 +1,4 @@
-"""Who asks the sinks to commit, and who keeps watch meanwhile.
+"""Which threads ask the sinks to commit, and which one keeps watch meanwhile.
 
 A store may hang for ever, in a call that nobody can end. So no thread that anybody waits for makes such a call: threads
 of their own do, which end with the process, and the coordinator waits for their answers as long as it wants to.

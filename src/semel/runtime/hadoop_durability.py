@@ -1,8 +1,9 @@
 """Whether a checkpoint on HDFS outlives a power cut of the data nodes: only their own setting can say so.
 
-Spark closes its files before anybody could ask for `hsync`, and a closed file cannot be made durable afterwards: opened
-for append and synced, its blocks reach the disk, but their final names, to which the data node renames them when it
-closes them, do not. `dfs.datanode.synconclose` does both (HDFS-5042). The name node syncs its own log of names anyway.
+Spark closes its files before anybody can ask for `hsync`, and a closed file cannot be made durable afterwards. If it is
+opened for append and synced, its blocks reach the disk. Their final names do not, because the data node renames them
+only when it closes them. `dfs.datanode.synconclose` syncs both (HDFS-5042). The name node syncs its own log of names
+anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One driver takes a pipeline over from another that still runs: who waits for whom, and how long.
+"""One driver takes a pipeline over from another that still runs: which one waits for the other, and how long.
 
 The newer one claims, which fences the older one: it decides and commits nothing any more. But Spark, above it, may
 still write `commits/N` or `offsets/N+1` into the checkpoint, and of two Sparks that write the same file one fails. So

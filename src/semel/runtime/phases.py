@@ -194,7 +194,7 @@ class Phases(ABC):
             self.plans.make_durable(batch)
 
     def make_state_durable(self, batch: int) -> None:
-        """Of a decided batch that was computed once more: its tasks wrote the state anew, over what was synced."""
+        """A decided batch was computed once more: its tasks wrote the state anew, over what was synced."""
         try:
             self.make_durable(batch)
         except OSError as error:
@@ -254,7 +254,7 @@ class Phases(ABC):
         return [Outcome.RETRY if outcome is None else outcome for outcome in answers]
 
     def _waits_on(self, work: Work) -> bool:
-        """Whether to wait for what is still open. Who waits says so, and looks whether anybody wants it to."""
+        """Whether to wait for what is still open. While we wait, we say so, and look whether we still should."""
         now, rhythm = self.clock(), work.rhythm
         is_told = rhythm is not None and now - rhythm.began > self.limits.tell_after_s
         if self._abandoned.is_set() or (is_told and self.is_stopped()):

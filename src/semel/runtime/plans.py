@@ -17,8 +17,8 @@ from semel.protocol.plans import COMPACTED, Plan, PlannedFile, digest_of, next_b
 from semel.runtime.offsets import commits_of, logs_planned, number_of_list, offsets_in, offsets_of
 from semel.runtime.torn import agrees_with_checksum, drop_torn, drop_undecided_state
 
-#: A decision carries files up to this many bytes in all; of larger ones only the digest. Offsets of a thousand Kafka
-#: partitions are 20 KB, a list of ten thousand input files is 1.5 MB; every tenth list has all files ever read.
+#: A decision carries files up to this many bytes in all; if they are larger, only their digests. Offsets of a thousand
+#: Kafka partitions are 20 KB, a list of ten thousand input files is 1.5 MB; every tenth list has all files ever read.
 CARRIED_BYTES_MAX = 4 * 1024 * 1024
 
 #: A source that keeps a tree deeper than this is none that we know.
@@ -78,7 +78,7 @@ class Plans(Protocol):
         ...
 
     def drop_wrong_checksums(self, files: Iterable[PlannedFile]) -> None:
-        """Of those that say what was decided, remove what would keep Spark from reading them all the same."""
+        """Some files say what was decided, and Spark still cannot read them: remove what keeps it from that."""
         ...
 
     def make_durable(self, batch: int) -> None:

@@ -1,9 +1,9 @@
-"""What a power cut left half written in a checkpoint, and nothing rests on: dropped at the start. Spark would refuse.
+"""A power cut leaves files half written, and Spark refuses to read them. The start drops those that nothing rests on.
 
-Spark names its files before their content is on the disk. What a decision presupposes is synced before it, so what is
-torn belongs to a batch that is not decided (Spark plans it anew), is a `commits/N` (the batch is asked for again, and
-found committed), or a snapshot of the state that Spark's maintenance wrote beside the batches (its deltas are there).
-Anything else that is torn is left as it is, and Spark says so.
+Spark names its files before their content is on the disk. What a decision presupposes is synced before it. So a torn
+file is one of three: it belongs to a batch that is not decided, which Spark plans anew; it is a `commits/N`, then Spark
+asks for the batch again and we find it committed; or it is a snapshot of the state that Spark's maintenance wrote
+beside the batches, of which the deltas are there. Anything else that is torn is left as it is, and Spark says so.
 
 State of a batch that is not decided is dropped even where it is whole. The batch runs again, maybe over other rows, and
 writes its deltas anew; a snapshot of the first try would hide them for ever, because Spark prefers snapshots.
@@ -32,7 +32,7 @@ from semel.runtime.offsets import (
     offsets_in,
 )
 
-#: Of each log only the newest files can be torn: those before were synced with a decision.
+#: Only the newest files of each log can be torn: those before were synced with a decision.
 NEWEST = 3
 #: Clocks of file systems are coarse.
 SLACK_S = 2.0

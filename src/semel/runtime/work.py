@@ -74,7 +74,7 @@ class Work:
 
     @property
     def digest(self) -> str:
-        """Of the plan; empty where none is known."""
+        """The digest of the plan; empty where none is known."""
         return self.plan.digest if self.plan is not None else ""
 
     @property
@@ -111,7 +111,7 @@ class Work:
 
     @property
     def error_of_open(self) -> BaseException | None:
-        """Why something is not committed; of several causes that of the first sink."""
+        """Why something is not committed. If several sinks have a cause, it is that of the first one."""
         own = [error for sink in self.open_now if (error := self.error_of(sink)) is not None]
         return own[0] if own else self.error
 
@@ -188,7 +188,7 @@ def mended_by(work: Work, *, is_stopped: bool) -> str:
 
 
 def cause_of(error: BaseException | None) -> str:
-    """The first line of an error, for the first line of ours."""
+    """Why a sink failed, in one line, to stand in the first line of our own error."""
     if error is None:
         return "the sink gave no reason"
     if isinstance(error, SemelError):

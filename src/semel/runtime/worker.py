@@ -26,8 +26,8 @@ GROWTH_BYTES = 16 * 1024 * 1024
 def acknowledge_at_once() -> None:
     """Do not keep Spark waiting for an acknowledgement. Called before the first row is read.
 
-    Spark sends a short header and then the rows, through a socket that has Nagle's algorithm on: the rows stay there
-    until the header is acknowledged, and the kernel takes 40 ms to do so because a worker that reads sends nothing.
+    Spark sends a short header and then the rows, through a socket that has Nagle's algorithm on. The rows stay there
+    until the header is acknowledged. The kernel takes 40 ms for that, because a worker that reads sends nothing.
     """
     if hasattr(socket, "TCP_QUICKACK"):  # Linux
         for entry in os.listdir("/proc/self/fd"):
@@ -49,9 +49,9 @@ def _acknowledge(descriptor: int) -> None:
 def keep_memory() -> None:
     """Use the memory of one Arrow batch for the next one, too. Called before the first row is read.
 
-    glibc maps larger blocks from the system one by one and unmaps them again, so that the kernel clears every page of
-    every batch, of every copy that is made of it: a third of what a task spends on its rows. Now up to 128 MB that are
-    free stay with the worker.
+    glibc maps larger blocks from the system one by one and unmaps them again. So the kernel clears every page of every
+    batch, and of every copy of it: a third of what a task spends on its rows. Now up to 128 MB that are free stay with
+    the worker.
     """
     with suppress(OSError, AttributeError):  # other systems, other allocators
         mallopt = ctypes.CDLL(None).mallopt

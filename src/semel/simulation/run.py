@@ -22,7 +22,7 @@ PROGRESS_S = 10.0
 
 
 @dataclass(frozen=True)
-class Run:
+class SeedRun:
     """What became of one seed."""
 
     seed: int
@@ -46,7 +46,7 @@ def replay_command(seed: int) -> str:
     return f"python -m semel.simulation --seeds 1 --first-seed {seed} --trace"
 
 
-def simulate(seed: int) -> Run:
+def simulate(seed: int) -> SeedRun:
     """Run one seed and audit what is left."""
     world = World(seed)
     try:
@@ -61,7 +61,7 @@ def simulate(seed: int) -> Run:
     world.counts.update({f"worlds with {name}": 1 for name in world.stores})
     world.counts["worlds that forget soon"] += world.forgets_soon
     world.counts["worlds with a drop-in"] += world.drops_in
-    return Run(
+    return SeedRun(
         seed, tuple(world.witness.anomalies), tuple(world.trace), world.plan.happened, world.endings, world.counts
     )
 
@@ -71,7 +71,7 @@ class Summary:
     """What became of many seeds."""
 
     first_seed: int
-    failed: list[Run] = field(default_factory=list)
+    failed: list[SeedRun] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ class Summary:
     faults_min: int | None = None
     seconds: float = 0.0
 
-    def add(self, run: Run) -> None:
+    def add(self, run: SeedRun) -> None:
         if run.anomalies:
             self.failed.append(run)
         self.faults += run.faults
@@ -118,7 +118,7 @@ class Summary:
         }
 
 
-def simulate_many(first_seed: int, seeds: int, hear: Callable[[Run], None] = lambda _: None) -> Summary:
+def simulate_many(first_seed: int, seeds: int, hear: Callable[[SeedRun], None] = lambda _: None) -> Summary:
     """Run seeds one after the other; stop when FAILURES_MAX of them have failed. `hear` is told of each."""
     summary = Summary(first_seed)
     began = time.perf_counter()
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     began = said = time.monotonic()
 
-    def hear(run: Run) -> None:
+    def hear(run: SeedRun) -> None:
         nonlocal said
         if time.monotonic() > said + PROGRESS_S:
             said = time.monotonic()

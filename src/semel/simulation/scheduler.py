@@ -82,7 +82,7 @@ class Scheduler:
         driver.baton.acquire()
 
     def choose(self, calls: int) -> Driver:
-        """Whose turn it is. Who sleeps is woken before its time only when nobody else is there."""
+        """Whose turn it is. One that sleeps is woken before its time only when nobody else is there."""
         awake = [d for d in self.live if d.wake_at_call <= calls] or self.live
         return awake[0] if len(awake) == 1 else self.dice.choice(awake)
 

@@ -240,7 +240,7 @@ class World:
         if isinstance(record, Decided):
             self.witness.decided(record)
             self.counts["mends"] += record.mends
-            # Who slept until the journal was forgotten finds its slot empty.
+            # A driver that slept until the journal was forgotten finds its slot empty.
             self.counts["stale decisions"] += commits_of(record.attempt.batch) in self.checkpoint.files
 
     def is_ended(self, batch: int) -> bool:

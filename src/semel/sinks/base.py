@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, Fenced
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, sink_name, to_sink_name
 from semel.protocol.events import Committable, Outcome
 from semel.protocol.refusals import AGAIN, NOW, words
@@ -52,6 +52,11 @@ class Context:
     name: str
     incarnation: Incarnation
     marked: bool = True
+
+    def refuse_if_older(self, newest: int, target: str) -> None:
+        """Raise when a store knows a newer incarnation of this pipeline: this driver may write there no more."""
+        if newest > self.incarnation:
+            raise Fenced(f"Incarnation {self.incarnation} is older than {newest}, the newest one in {target}.")
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class Remains:
 
 @dataclass(frozen=True)
 class Sight:
-    """Of what is left in a store, that which it shows at once. `missing` says what kept it from being all of it.
+    """The part of what is left in a store that the store shows at once. `missing` says why it may not be all of it.
 
     What is not in here may be there all the same.
     """
@@ -181,9 +186,9 @@ class Sink(ABC):
     `name` tells sinks of one pipeline apart and must not change while the pipeline lives. `select` and `where` are SQL
     expressions over the columns of the DataFrame: the sink gets those columns and those rows.
 
-    `starts` says that something is meant which is refused otherwise: "now", that the sink begins at the present batch
-    of a checkpoint that has done others before; "again", that it gets a second time what this pipeline wrote into it
-    under another checkpoint; "now, again" says both.
+    `starts` allows what is refused otherwise. "now": the sink begins at the present batch of a checkpoint that has done
+    others before. "again": the sink gets a second time what this pipeline wrote into it under another checkpoint.
+    "now, again" allows both.
     """
 
     kind: ClassVar[str]

@@ -106,7 +106,7 @@ class SinkKind:
 
 
 def _moves(kind: str, store: str) -> tuple[Failpoint, ...]:
-    """Of a database whose driver moves rows in a transaction of its own."""
+    """The failpoints of a database whose driver moves rows in a transaction of its own."""
     return (
         Failpoint(f"{kind}.ahead", "some rows are in the driver's open transaction, tasks stage others", seldom=True),
         Failpoint(f"{kind}.moved", "rows and ledger row are in the driver's open transaction", moves=True),

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from semel.errors import Fenced
 from semel.ids import Attempt, Branch, PipelineId
 from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
@@ -167,6 +166,4 @@ class _MemoryParticipant(Participant):
         """Nothing is open."""
 
     def _refuse_if_older(self) -> None:
-        newest = self.table.fences.get(self.context.pipeline, 0)
-        if newest > self.context.incarnation:
-            raise Fenced(f"Incarnation {self.context.incarnation} is older than {newest}, which {self.sink} knows.")
+        self.context.refuse_if_older(self.table.fences.get(self.context.pipeline, 0), self.sink)

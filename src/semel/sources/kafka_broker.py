@@ -32,7 +32,7 @@ LEADER_MOVED = ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_P
 LOCKED_OUT = ("_AUTHENTICATION", "_SSL")
 
 
-#: servers -> where the tokens for questions come from. Of a source Spark keeps text, and no function.
+#: servers -> where the tokens for questions come from. Spark keeps only text about a source, and no function.
 _TOKENS: dict[str, TokenSource] = {}
 
 

@@ -241,7 +241,7 @@ def test_vanished_branch_is_reported_gone_not_committed(harness: Harness) -> Non
         harness.lose(committable.branches[1])
         assert commit(participant, committable) is Outcome.GONE
         assert commit(participant, committable) is Outcome.GONE
-    # A sink with a committable per task has made the other task's rows visible; of the lost ones nothing is.
+    # A sink with a committable per task has made the other task's rows visible; none of the lost ones are.
     assert harness.visible(sink) == (rows_of(1) if len(committable.committables) > 1 else [])
 
 
@@ -254,7 +254,7 @@ def test_mended_committable_replaces_the_gone_one(harness: Harness) -> None:
         assert commit(participant, gone) is Outcome.GONE
         mended = mend(participant, sink, gone)
         assert commit(participant, mended) is Outcome.COMMITTED
-        # Of what is committed task by task, the gone one stays gone: who took its place is for the decision to say.
+        # Where each task is committed by itself, the gone one stays gone: the decision says what took its place.
         again = Outcome.GONE if sink.capabilities.commits_by_task else Outcome.ALREADY_COMMITTED
         assert [commit(participant, gone), commit(participant, mended)] == [again, Outcome.ALREADY_COMMITTED]
     with started(sink, context(3)) as participant:

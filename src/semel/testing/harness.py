@@ -113,7 +113,7 @@ def commit(participant: Participant, promise: Promise) -> Outcome:
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """Of several answers the one that matters most for the batch as a whole."""
+    """The answer, among several, that matters most for the batch as a whole."""
     order = (Outcome.IN_DOUBT, Outcome.RETRY, Outcome.GONE, Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
     return next(outcome for outcome in order if outcome in outcomes)
 

@@ -15,7 +15,7 @@ from typing import Literal
 from semel.protocol.invariants import nothing_duplicated, nothing_early, nothing_lost, nothing_torn
 from semel.verify.anomalies import NAMES, OF_BATCHES, Anomaly, Findings, json_key
 from semel.verify.claims import not_proven, proven, reasons_for_doubt
-from semel.verify.history import NO_BATCH, Batch, History, Sights
+from semel.verify.history import NO_BATCH, BatchSeen, History, Sights
 from semel.verify.looks import Played, Wanted, lags, play
 
 Verdict = bool | Literal["unknown"]
@@ -28,7 +28,7 @@ CLOCK_S = 0.010
 class Audit:
     """The verdict and all that it rests on.
 
-    `counts` are by JSON key and complete; of `anomalies` only the first of each kind and sink are kept. `compared` is
+    `counts` are by JSON key and complete; `anomalies` has only the first of each kind and sink. `compared` is
     the number of rows times the number of sinks that could be read. `seen` says per sink when each batch first showed.
     """
 
@@ -79,7 +79,7 @@ def audit(history: History) -> Audit:
 
 
 def unchecked(history: History) -> dict[str, dict[str, str]]:
-    """Of each sink the kinds of anomalies that are not looked for, with the reason."""
+    """For each sink the kinds of anomalies that are not looked for, with the reason."""
     return {s.sink: _unchecked_in(history, s) for s in history.sights}
 
 
@@ -152,7 +152,7 @@ def _audit_sink(
 
 def _is_over(history: History, batch: int) -> bool:
     """Whether the last look must show the batch. Where a run broke off, what was under way may still come."""
-    return not history.broken or history.batches.get(batch, Batch(batch)).checkpointed
+    return not history.broken or history.batches.get(batch, BatchSeen(batch)).checkpointed
 
 
 def _find_lost(history: History, sink: _Sink, wanted: Wanted, found: Findings) -> None:
@@ -209,7 +209,7 @@ def _find_early(history: History, sink: _Sink, found: Findings) -> None:
     known = {number for number, batch in history.batches.items() if batch.decided_s or batch.checkpointed}
     found.add_all("early", name, nothing_early(visible, known))
     for number in sorted(seen):
-        decided_s = history.batches.get(number, Batch(number)).decided_s
+        decided_s = history.batches.get(number, BatchSeen(number)).decided_s
         if seen[number] + CLOCK_S < decided_s:
             times = f"visible at {_clock(history, seen[number])} and decided at {_clock(history, decided_s)}"
             found.add("early", name, f"batch {number} was {times}", seen[number])

@@ -30,8 +30,8 @@ from semel.decisions.log import DecisionLog
 from semel.errors import SemelError
 from semel.ids import PipelineId, pipeline_id
 from semel.protocol.events import Decided
-from semel.verify.feeders import KafkaPlace, Place
-from semel.verify.history import NO_BATCH, Batch
+from semel.verify.feeders import KafkaPlace, RowPlace
+from semel.verify.history import NO_BATCH, BatchSeen
 
 LOOK_EVERY_S = 0.2
 STOP_S_MAX = 30.0
@@ -59,7 +59,7 @@ class CheckpointWatcher(threading.Thread):
         self._decided_s: dict[int, float] = {}
         self._ends: dict[int, list[Any]] = {}
         self._checkpointed: set[int] = set()
-        #: Of each source the files that it has taken up, and the entries of its log that were read for that.
+        #: For each source the files that it has taken up, and the entries of its log that were read for that.
         self._logged: list[dict[str, int]] = [{} for _ in range(source_count)]
         self._entries: list[set[str]] = [set() for _ in range(source_count)]
         self._rows_read = 0
@@ -111,13 +111,13 @@ class CheckpointWatcher(threading.Thread):
             return pipeline_id(json.loads((self.folder / "metadata").read_text())["id"])
         return PipelineId("")
 
-    def batches(self) -> dict[int, Batch]:
+    def batches(self) -> dict[int, BatchSeen]:
         """Every batch that was planned or decided, by number."""
         with self._looking:
             numbers = sorted({*self._ends, *self._decided_s, *self._checkpointed})
-            return {n: Batch(n, self._decided_s.get(n, 0.0), n in self._checkpointed) for n in numbers}
+            return {n: BatchSeen(n, self._decided_s.get(n, 0.0), n in self._checkpointed) for n in numbers}
 
-    def batch_of(self, places: Sequence[Place]) -> list[int]:
+    def batch_of(self, places: Sequence[RowPlace]) -> list[int]:
         """The batch that reads each place; NO_BATCH where none does yet, where nobody can tell, or where two do."""
         with self._looking:
             lanes = _lanes(self._ends, [self._starts(i) for i in range(self.source_count)])
@@ -130,7 +130,7 @@ class CheckpointWatcher(threading.Thread):
             for place in places
         ]
 
-    def rows_read(self, places: Sequence[Place]) -> int:
+    def rows_read(self, places: Sequence[RowPlace]) -> int:
         """How many rows, from the first one on without a gap, checkpointed batches have read."""
         known = self._rows_read
         if not self._is_new:
@@ -255,7 +255,7 @@ def _lanes(ends: Mapping[int, Sequence[Any]], starts: Sequence[Mapping[str, Any]
 
 
 def _positions(source: int, position: Any) -> list[tuple[Lane, int]]:
-    """Where one source stands after a batch. Of sources that nobody feeds nothing is known."""
+    """Where one source stands after a batch. Nothing is known of sources that nobody feeds."""
     if not isinstance(position, dict):
         return []
     if "logOffset" in position:

@@ -69,7 +69,7 @@ class Probe:
     sinks: tuple[Sink, ...]
     sources: tuple[PlannedSource, ...]
     columns: Mapping[str, tuple[str, ...]]
-    #: Of a sink of records the fields of the JSON that its values are, where the plan says so.
+    #: For a sink of records: the fields of the JSON in its values, where the plan says so.
     fields: Mapping[str, tuple[str, ...]]
     is_stateful: bool
 

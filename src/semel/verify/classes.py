@@ -30,7 +30,7 @@ def archive_of(conf: Mapping[str, str]) -> Path:
 
 
 def keep(made: Path, archive: Path) -> None:
-    """Keep what a life has written. Whoever looks meanwhile finds the whole file or none."""
+    """Keep what a life has written. A process that looks meanwhile finds the whole file or none."""
     with suppress(OSError):  # without it all works, only slower
         if made.stat().st_size:
             archive.parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ class Disk:
             _limit(pids, on=False)
 
     def close(self) -> None:
-        """Gone, and what was on it lies in the folder. Whoever still has a file open there does not keep us."""
+        """Gone, and what was on it lies in the folder. A process with a file open there does not keep us from it."""
         if not self.is_mounted:
             return
         self._ballast.unlink(missing_ok=True)

@@ -32,7 +32,7 @@ class FilePlace(NamedTuple):
 
 
 #: Where a row was put.
-Place = KafkaPlace | FilePlace
+RowPlace = KafkaPlace | FilePlace
 
 
 def open_feeder(sources: Sequence[PlannedSource], workload: Workload, rows_per_batch: int) -> Feeder:
@@ -72,7 +72,7 @@ class Feeder(ABC):
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.places: list[Place] = []
+        self.places: list[RowPlace] = []
         self._numbers: dict[str, int] = {}
 
     @property
@@ -85,7 +85,7 @@ class Feeder(ABC):
         return self._numbers.get(identity)
 
     def feed(self, count: int) -> None:
-        """Append the next rows. They are durable when this returns. Of no rows, it makes the source be there."""
+        """Append the next rows. They are durable when this returns. With no rows, it makes the source exist."""
         coming = range(self.fed, self.fed + count)
         self._tell_apart(coming, self._numbers)
         self._put(coming)

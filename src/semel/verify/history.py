@@ -55,7 +55,7 @@ class Sights:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSeen:
     """A batch as Spark planned it, and when the decision log first said that it is decided (0 while it is not)."""
 
     number: int
@@ -100,12 +100,12 @@ class History:
     key_of: Callable[[int], str] | None = None
     batch_of: Sequence[int] = ()
     why_no_batches: str = ""
-    batches: Mapping[int, Batch] = field(default_factory=dict)
+    batches: Mapping[int, BatchSeen] = field(default_factory=dict)
     events: Sequence[Event] = ()
     #: How often each kind of fault was injected; kills are those that ended a process by SIGKILL.
     faults: Mapping[str, int] = field(default_factory=dict)
     kills: int = 0
-    #: Of the power cuts those by which something was lost: others show nothing.
+    #: The power cuts by which something was lost: others show nothing.
     power_cuts: int = 0
     #: What the run was asked to reach.
     rows_wanted: int = 0

@@ -25,7 +25,7 @@ LOOK_EVERY_S = 0.02
 LOOK_AT_ALL_EVERY_S = 0.1
 HEARD_WITHIN_S = 10.0
 GONE_WITHIN_S = 30.0
-#: Whoever outlives the driver by more than this is killed: Spark's JVM takes some seconds to notice.
+#: A process that outlives the driver by more than this is killed: Spark's JVM takes some seconds to notice.
 ORPHANED_S_MAX = 10.0
 #: What ends one of two drivers: our own word, or Spark's when both want to write the same file of its checkpoint.
 FENCED = ("Fenced", "Multiple streaming queries are concurrently using", "Multiple streaming jobs detected")
@@ -34,7 +34,7 @@ JVM, EXECUTOR, DAEMON = "org.apache.spark.deploy.SparkSubmit", "CoarseGrainedExe
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchTold:
     """A batch that a life told of, with the time of day at which it ended."""
 
     ended_s: float
@@ -52,7 +52,7 @@ class Life:
     ) -> None:
         self.number = number
         self.began_s = time.time()
-        self.told: list[Batch] = []
+        self.told: list[BatchTold] = []
         self.error = ""
         self.error_kind = ""
         # Nobody of it is left: from here on its numbers may belong to somebody else.
@@ -74,7 +74,9 @@ class Life:
         if kind == "error":
             self.error_kind = event.get("kind", "")
         if kind == "batch":
-            batch = Batch(time.time(), event["batch"], event.get("how", ""), event.get("rows", 0), event.get("ms", 0))
+            batch = BatchTold(
+                time.time(), event["batch"], event.get("how", ""), event.get("rows", 0), event.get("ms", 0)
+            )
             self.told.append(batch)
 
     # How it is --------------------------------------------------------------------------------------------------------

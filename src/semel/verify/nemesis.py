@@ -180,7 +180,7 @@ class Nemesis:
             self._count(fault)
             life.wait(lambda: False, fault.pause_s)
         finally:
-            server.mend()
+            server.repair()
             self._tell_outage(fault, fault.server, began_s)
         return self._kill_when_it_goes_on(life, fault)
 
@@ -201,7 +201,7 @@ class Nemesis:
             self._tell_outage(fault, DISK, began_s)
 
     def lose_power(self, life: Life, fault: Fault) -> str:
-        """Of the machine: zombies and orphans end with it. What the disk still knew is there for the next life."""
+        """Zombies and orphans end with the machine. What the disk still knew is there for the next life."""
         if not isinstance(self.disk, ForgetfulDisk):
             return self.die_at_a_moment(life, Fault("driver", delay_s=fault.delay_s))
         if over := self._over_before(life, fault):
@@ -213,7 +213,7 @@ class Nemesis:
         self.orphans.clear()
         self.before_power_is_cut()
         loss = self.disk.cut_power(fault.mode, fault.seed)
-        # Whoever looks all the time may have looked once more in between, at what is gone now.
+        # The watcher looks all the time: it may have looked once more in between, at what is gone now.
         self.before_power_is_cut()
         self.power_cuts += loss.total > 0
         self._note(f"the disk lost {len(loss.gone)} names, {len(loss.torn)} contents; {len(loss.back)} names came back")

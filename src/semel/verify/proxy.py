@@ -59,7 +59,7 @@ class Proxy:
     # What is done to it -----------------------------------------------------------------------------------------------
 
     def cut(self, *, silent: bool = False) -> None:
-        """Break every connection and refuse new ones, until `mend`. A silent cut breaks nothing: data just waits."""
+        """Break every connection and refuse new ones, until `repair`. A silent cut breaks nothing: data just waits."""
         if silent:
             self._flows.clear()
             return
@@ -69,7 +69,7 @@ class Proxy:
         for connection in broken:
             connection.close()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """As it was at first: open, and quick. What waited goes on."""
         with self._lock:
             self._is_cut = False

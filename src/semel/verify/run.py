@@ -63,7 +63,7 @@ def verify(settings: Settings, say: Say) -> Result:
     kept = False
     try:
         with ExitStack() as stack:
-            history = Run(set_up(stack, settings, work, say)).play()
+            history = Trial(set_up(stack, settings, work, say)).play()
         say("comparing what went in with what is there")
         found = audit(history)
         kept = settings.keep or found.verdict is not True
@@ -133,8 +133,8 @@ def way_of(seed: int, life: int) -> str:
     return WAYS[(seed + life) % len(WAYS)]
 
 
-class Run:
-    """One run on a stage that is set up."""
+class Trial:
+    """One run of `semel verify`, on a stage that is set up."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage

@@ -51,8 +51,8 @@ class Server:
     def cut(self, *, silent: bool = False) -> None:
         self._network.cut(silent=silent)
 
-    def mend(self) -> None:
-        self._network.mend()
+    def repair(self) -> None:
+        self._network.repair()
 
     def delay(self, seconds: float) -> None:
         self._network.delay(seconds)

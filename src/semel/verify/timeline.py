@@ -111,7 +111,7 @@ def _pipeline(events: Sequence[Event], rows: Mapping[int, int], scale: Scale) ->
 
 
 def _faults(events: Iterable[Event], scale: Scale, y: float, *, angle: int = 0) -> Iterator[str]:
-    """Of two that are close the second has no label. In the lane of the pipeline labels are above, at an angle."""
+    """If two are close, the second has no label. In the lane of the pipeline labels are above, at an angle."""
     last, apart = -float("inf"), LABEL_WIDTH if angle else SERVER_LABEL_WIDTH
     for event in events:
         if event.kind == "fault":

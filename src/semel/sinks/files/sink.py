@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel import formats
 from semel.durable import create_file, make_folders, sync_file, sync_folder
-from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable, lasts
+from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SinkUnavailable, lasts
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -116,7 +116,7 @@ class Files(Sink):
         if not manifests:
             known_from = 0 if names(layout.fences(pipeline)) else NOTHING_KNOWN
             return Evidence(marks, known_from, f"{self.path} knows nothing of this pipeline", branches=branches)
-        # Whoever drops old rows on purpose begins with the oldest; a hole among the others is none of his.
+        # Who drops old rows on purpose begins with the oldest. If one in between is missing, nobody meant that.
         why = "older manifests are not there: somebody has removed them"
         return Evidence(marks, min(manifests), why, branches=branches)
 
@@ -268,7 +268,7 @@ class _FilesParticipant(Participant):
         with self._reachable("fence"):
             self._refuse_if_older()
             create_file(folder / f"{mine:010d}", b"")
-            # Whoever came in between is found by the second look, and finds ours by its own.
+            # A driver that came in between is found by our second look, and finds our fence by its own second look.
             self._refuse_if_older()
             for fence in numbered(folder):
                 if int(fence.name) < mine:
@@ -404,11 +404,7 @@ class _FilesParticipant(Participant):
 
     def _refuse_if_older(self) -> None:
         fences = numbered(self.layout.fences(self.context.pipeline))
-        newest = int(fences[-1].name) if fences else 0
-        if newest > self.context.incarnation:
-            raise Fenced(
-                f"Incarnation {self.context.incarnation} is older than {newest}, which {self.sink.describe()} know."
-            )
+        self.context.refuse_if_older(int(fences[-1].name) if fences else 0, self.sink.describe())
 
     @contextmanager
     def _reachable(self, purpose: str) -> Iterator[None]:

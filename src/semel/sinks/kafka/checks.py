@@ -1,4 +1,4 @@
-"""What is asked of a cluster before a pipeline is claimed. Whoever is refused here has fenced nobody."""
+"""What is asked of a cluster before a pipeline is claimed. A start that is refused here has fenced nobody."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _refuse_what_the_broker_refuses(sink: Kafka, pipeline: PipelineId) -> None:
     """May we use these ids, and is the timeout allowed: asked with an id that no task uses."""
     prefix = sink.prefix(pipeline)
     with closing(Wire(sink.servers, sink.options, sink.timeout_s)) as wire:
-        answer = wire.fence(f"{prefix}-probe", sink.transaction_timeout_ms)
+        answer = wire.raise_epoch(f"{prefix}-probe", sink.transaction_timeout_ms)
     if answer == "INVALID_TRANSACTION_TIMEOUT":
         raise ConfigError(
             f"{sink.describe()}: transaction_timeout_ms={sink.transaction_timeout_ms} is above what the broker allows.",

@@ -20,7 +20,7 @@ PAUSE_S = 0.05
 
 
 def evidence(sink: Kafka, pipeline: PipelineId, batches: range) -> Evidence:
-    """Of these batches and of younger ones."""
+    """The marks of these batches and of younger ones."""
     wire = Wire(sink.servers, sink.options, sink.timeout_s)
     try:
         return _evidence(sink, pipeline, batches, wire)

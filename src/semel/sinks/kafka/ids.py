@@ -56,7 +56,7 @@ class Lease:
         return self.uses.get(number, (-1, -1)) < use
 
     def note(self, number: int, use: Use) -> None:
-        """Before the first row: whoever leases the slot after us must find it."""
+        """Called before the first row: the next process that leases the slot must find it."""
         self.uses[number] = use
         content = json.dumps({str(n): u for n, u in self.uses.items()}).encode()
         os.pwrite(self._file, content, 0)
@@ -67,7 +67,7 @@ class Lease:
 
 
 def _private_folder(prefix: str) -> Path:
-    """Of this user alone: in a folder that others can write to, a name can be taken by anybody."""
+    """The folder belongs to this user alone: in one that others can write to, anybody can take a name."""
     top = Path(tempfile.gettempdir()) / f"semel-{os.getuid()}"
     top.mkdir(mode=0o700, exist_ok=True)
     if top.is_symlink() or top.stat().st_uid != os.getuid():

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from semel.deadline import limited
-from semel.errors import BatchFailed, ConfigError, Fenced, SinkUnavailable
+from semel.errors import BatchFailed, ConfigError, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -94,11 +94,7 @@ class KafkaParticipant(Participant):
         return self.context.incarnation if known is None else max(known.incarnation, self.context.incarnation)
 
     def _refuse_if_older(self, log: MarkerLog) -> None:
-        newest = self._newest_incarnation(log)
-        if newest > self.context.incarnation:
-            raise Fenced(
-                f"Incarnation {self.context.incarnation} is older than {newest}, which {self.sink.describe()} knows."
-            )
+        self.context.refuse_if_older(self._newest_incarnation(log), self.sink.describe())
 
     def _refuse_a_taken_prefix(self, log: MarkerLog) -> None:
         for fence in log.fences.values():
@@ -191,7 +187,7 @@ class KafkaParticipant(Participant):
         return self._settle(committable, name, answer)
 
     def _committed(self, log: MarkerLog) -> Iterator[Branch]:
-        """What is visible. Of this driver's own at once: EndTxn is answered before the end is in the control topic."""
+        """What is visible. Our own commits count at once: EndTxn is answered before the control topic shows them."""
         marked = log.of(self.context.pipeline, self.sink.name)
         yield from (m.branch for m in marked if m.fate is Fate.COMMITTED)
         # A copy: commits run in threads of their own.
@@ -269,7 +265,7 @@ class KafkaParticipant(Participant):
         return Remains.of(branches, newest, writers, self.context)
 
     def in_sight(self) -> Sight:
-        """Of the brokers that answer soon. One that is away would hold up every batch that has to be tidied after."""
+        """What the brokers show that answer soon. One that is away would hold up each batch after which we tidy."""
         listed, silent = self.wire.open_transactions_in_sight(self._is_ours, limited(SWEEP_S_MAX))
         branches, self._nameless = self._told_apart(listed)
         return Sight(tuple(branches), f"no answer from {silent}" if silent else "")
@@ -342,7 +338,7 @@ class KafkaParticipant(Participant):
             if time.monotonic() > until:
                 return False
             # Its task may still be writing: a new epoch ends the transaction and shuts the task out.
-            self.wire.fence(name, self.sink.transaction_timeout_ms)
+            self.wire.raise_epoch(name, self.sink.transaction_timeout_ms)
         return True
 
     def _sweep_if_due(self, named: set[str], *, retried: bool) -> None:
@@ -399,7 +395,7 @@ def _branch(committable: Committable) -> Branch:
 
 
 def _speculation_is_on() -> bool:
-    """Whether Spark starts copies of slow tasks; of the one that loses, a transaction may be left over."""
+    """Whether Spark starts copies of slow tasks. The copy that loses may leave a transaction behind."""
     try:
         from pyspark import SparkContext
     except ImportError:

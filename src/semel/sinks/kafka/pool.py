@@ -1,9 +1,9 @@
 """The producers of one worker process: initialised ahead of need, under transactional ids that nobody else uses.
 
-A transactional producer serves one branch and is dropped. So that no two transactions ever share a producer id and
-epoch (KAFKA-17754), each begins with InitProducerId, which takes some milliseconds, and half a second where the
-transaction before it under the same id is still being ended. Therefore the next ones are initialised in the background
-while the batch is decided, and under other ids of the pool.
+A transactional producer serves one branch and is dropped. No two transactions may ever share a producer id and epoch
+(KAFKA-17754), so each begins with InitProducerId. That takes some milliseconds, and half a second while the transaction
+before it under the same id is still being ended. Therefore the next producers are initialised in the background while
+the batch is decided, and under other ids of the pool.
 
 **The pool of ids is fixed.** Brokers remember an id for a week, so there cannot be one per batch. A worker leases a
 slot of its machine, held by a file lock that the kernel releases however the worker ends, and numbers its ids in there:

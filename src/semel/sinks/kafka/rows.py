@@ -59,7 +59,7 @@ def rows_by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, Mapp
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Of text and bytes the layouts with one buffer of offsets and one of data."""
+    """Text and bytes in the layouts that have one buffer of offsets and one of data."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_binary(array.type) or array.type in (pa.binary_view(), pa.null()):

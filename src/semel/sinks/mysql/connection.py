@@ -15,9 +15,8 @@ from semel.deadline import limited
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.sinks.mysql import wire as mysql_wire
 from semel.sinks.mysql.url import settings_of
-from semel.sinks.sql.sink import Run
-from semel.sinks.sql.store import Place as SqlPlace
-from semel.sinks.sql.store import with_names
+from semel.sinks.sql.sink import Execute
+from semel.sinks.sql.store import Place, with_names
 
 #: After these the connection is of no use: killed, shut down, idle for too long.
 CONNECTION_ENDED = frozenset({1053, 1079, 1080, 1152, 1184, 1927, 2006, 2013, 2055, 4031})
@@ -49,16 +48,14 @@ class QuickTls:
         return super()._create_ssl_ctx(settings) if settings else unchecked_tls()  # type: ignore[misc]
 
 
-@cache
-def connection_type() -> Any:
-    """PyMySQL's connection, but one that never opens a file, and agrees on what PyMySQL does not know.
+def _result_type(client: Any) -> Any:
+    """The answer to a statement, which may ask for the bytes of a LOAD DATA LOCAL.
 
-    In LOAD DATA LOCAL it is the server that names the file to send, in answer to any statement: a hostile server could
-    ask for any file of this machine. Ours sends the bytes that were offered for that statement, and nothing else.
+    It is the server that names the file to send, in answer to any statement: a hostile server could ask for any file
+    of this machine. Ours sends the bytes that were offered for that statement, and nothing else.
     """
-    client = pymysql_()
 
-    class Result(client.connections.MySQLResult):  # type: ignore[misc, name-defined] # the client has no types
+    class Result(client.connections.MySQLResult):  # type: ignore[misc] # the client has no types
         def _read_load_local_packet(self, first_packet: Any) -> None:
             connection = self.connection
             asked = bytes(first_packet.get_all_data()[1:])
@@ -76,6 +73,15 @@ def connection_type() -> Any:
             connection.write_packet(b"")
             self._read_ok_packet(connection._read_packet())
 
+    return Result
+
+
+@cache
+def connection_type() -> Any:
+    """PyMySQL's connection, but one that never opens a file, and agrees on what PyMySQL does not know."""
+    client = pymysql_()
+    result_type = _result_type(client)
+
     class Connection(QuickTls, mysql_wire.Extended, client.connections.Connection):  # type: ignore[misc, name-defined]
         _offer: tuple[bytes, Sequence[Any]] = (b"", ())
 
@@ -89,7 +95,7 @@ def connection_type() -> Any:
 
         def _read_query_result(self, unbuffered: bool = False) -> Any:  # noqa: ARG002 - we read all at once
             self._result = None
-            result = Result(self)
+            result = result_type(self)
             try:
                 result.read()
             except client.Error as error:
@@ -144,13 +150,13 @@ WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s OR
 
 
 @dataclass(frozen=True)
-class Place(SqlPlace):
+class MySqlPlace(Place):
     """A server, a database in it, and how long to wait for either."""
 
     def quoted(self, identifier: str) -> str:
         return quote(identifier)
 
-    def columns(self, run: Run, table: str) -> list[str]:
+    def columns(self, run: Execute, table: str) -> list[str]:
         return [row[0] for row in run(COLUMNS, (self.schema, table))]
 
     @property
@@ -219,7 +225,7 @@ def close_quietly(connection: Any) -> None:
 
 
 def execute(connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement; of one that has none, how many rows it changed."""
+    """The rows of a statement. If it has none, how many rows it changed."""
     cursor = connection.cursor()
     cursor.execute(with_names(sql, values, names), tuple(values) or None)
     return list(cursor.fetchall()) if cursor.description else [(cursor.rowcount,)]
@@ -239,6 +245,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(text.split()).rstrip(".") or "the connection is closed"
 
 
-def runner(connection: Any, place: Place) -> Callable[..., list[tuple[Any, ...]]]:
+def runner(connection: Any, place: MySqlPlace) -> Callable[..., list[tuple[Any, ...]]]:
     """Runs statements on a connection, with the names of our own tables."""
     return partial(execute, connection, **place.names)

@@ -24,7 +24,7 @@ from semel.sinks.mysql.wire import STMT_BULK_OPERATIONS, Statement
 
 if TYPE_CHECKING:
     from semel.sinks.mysql import MySql
-    from semel.sinks.sql.sink import Run
+    from semel.sinks.sql.sink import Execute
     from semel.sinks.sql.store import Session
 
 TOKEN_MAX = 2**63 - 1
@@ -39,7 +39,7 @@ def new_token() -> int:
     return 1 + secrets.randbelow(TOKEN_MAX)
 
 
-def create(sink: MySql, run: Run, *, by_token: bool) -> None:
+def create(sink: MySql, run: Execute, *, by_token: bool) -> None:
     """What is missing of both tables. Asked before: to create a table waits for whoever uses it."""
     if not engine_of(run, sink.place, sink.seen_table):
         keys = {name.lower() for name in sink.key}
@@ -61,7 +61,7 @@ def create(sink: MySql, run: Run, *, by_token: bool) -> None:
         )
 
 
-def note(sink: MySql, run: Run, token: int, packed: str = "") -> None:
+def note(sink: MySql, run: Execute, token: int, packed: str = "") -> None:
     """Write down since when a stage is remembered. `packed` is the quoted name of one that has requests of its ids."""
     what = "SELECT %s, semel_layout, semel_keys FROM {packed}" if packed else "VALUES (%s, NULL, NULL)"
     into = "INSERT INTO {due} (semel_token, semel_layout, semel_keys) "

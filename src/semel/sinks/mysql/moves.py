@@ -14,7 +14,7 @@ from semel.sinks.mysql.loaders.packed import Packed, inserting, is_packed
 from semel.sinks.mysql.store import ORDER_COLUMN, columns_of, engine_of
 from semel.sinks.mysql.types import MARIADB_EXACT, MYSQL_EXACT, Column, sql_type
 from semel.sinks.sql.moves import NUMBERED, Mover
-from semel.sinks.sql.sink import DEDUP, LEDGER, UPSERT, VERSION_COLUMN, VERSIONS, VERSIONS_TABLE, Run
+from semel.sinks.sql.sink import DEDUP, LEDGER, UPSERT, VERSION_COLUMN, VERSIONS, VERSIONS_TABLE, Execute
 from semel.sinks.sql.store import Session
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from semel.sinks.mysql import MySql
 
-#: Of a session of the driver: rows that were stored as requests, for SQL to look at.
+#: A temporary table of the driver: rows that were stored as requests, for SQL to look at.
 UNPACKED = "semel_unpacked"
 DUPLICATE_KEY = 1062
 
@@ -89,7 +89,7 @@ class MySqlMover(Mover):
         run("DROP TEMPORARY TABLE IF EXISTS {unpacked}", unpacked=unpacked)
         if not names:
             return 0
-        # Of an engine without transactions: what is left prepared must not hold on to a table of a session.
+        # Its engine has no transactions: what is left prepared must not hold on to a table of a session.
         run(
             "CREATE TEMPORARY TABLE {unpacked} ({columns}) ENGINE = Aria",
             unpacked=unpacked,
@@ -134,7 +134,7 @@ class MySqlMover(Mover):
         mysql_ids.note(self.sink, self.run, token)
 
     def dedup(self, named: dict[str, str], columns: Sequence[str], packed: str = "") -> None:
-        """An id that is new gets our token; who brings one that somebody else is writing waits for him."""
+        """An id that is new gets our token. If somebody else is just writing the same id, we wait for them."""
         token, place = mysql_ids.new_token(), self.sink.place
         self.run(
             "INSERT INTO {seen} ({key}, semel_token) SELECT DISTINCT {key}, %s FROM {stage} "
@@ -184,7 +184,7 @@ def stage_columns(columns: Sequence[Column]) -> str:
 # Tables that do not exist yet ---------------------------------------------------------------------------------------
 
 
-def create_side_tables(sink: MySql, run: Run, *, packs: bool) -> None:
+def create_side_tables(sink: MySql, run: Execute, *, packs: bool) -> None:
     """What the mode needs beside the target. Asked before it is created: to create waits for whoever uses the table.
 
     `packs` says whether the server takes packed requests.
@@ -200,7 +200,7 @@ def create_side_tables(sink: MySql, run: Run, *, packs: bool) -> None:
         mysql_ids.create(sink, run, by_token=not packs)
 
 
-def create_target(sink: MySql, run: Run, schema: pa.Schema) -> None:
+def create_target(sink: MySql, run: Execute, schema: pa.Schema) -> None:
     if not engine_of(run, sink.place, sink.table):
         exact = MARIADB_EXACT if "mariadb" in run("SELECT lower(version())")[0][0] else MYSQL_EXACT
         run(

@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 from semel.errors import ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.sinks.base import Context, Writer
-from semel.sinks.mysql.connection import Place, is_mariadb, number_of, one_line, pymysql_, runner
+from semel.sinks.mysql.connection import MySqlPlace, is_mariadb, number_of, one_line, pymysql_, runner
 from semel.sinks.mysql.moves import MySqlMover
 from semel.sinks.mysql.store import MySqlStore, columns_of, engine_of
 from semel.sinks.mysql.types import UNINDEXED, Column, encoder, is_nested, sql_type
 from semel.sinks.mysql.url import database_of, settings_of
 from semel.sinks.mysql.xa import RM_ERROR, prepared_branches
 from semel.sinks.sql.moves import Mover
-from semel.sinks.sql.sink import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Run, SqlSink
+from semel.sinks.sql.sink import DEDUP, UPSERT, VERSION_COLUMN, VERSIONS, Execute, SqlSink
 from semel.sinks.sql.store import Session, Store
 
 if TYPE_CHECKING:
@@ -66,12 +66,18 @@ SERVER = (
 class MySql(SqlSink):
     """`MySql("mysql://user:password@host/shop", "orders")`: rows of the stream into a table of MySQL or MariaDB.
 
-    `mode` is "ledger" (the default: append, the driver moves staged rows in one transaction), "xa" (append, faster:
-    each task leaves a prepared XA transaction; readers may see some tasks of a batch before the others), "upsert"
-    (the newest row of a `key` wins; `order_by` says which is the newest), "dedup" (a row whose `key` was seen within
-    `retention_s` is left out) or "versions" (every batch adds a version of a key; the view <table>_latest shows the
-    newest; `versions_kept` limits them, 0 keeps all). `schema` is another database of the server. `create` makes the
-    table when it is missing. `timeout_s` is how long to wait for the server, and for locks that others hold.
+    `mode` says what becomes of the rows:
+
+    - "ledger", the default: append. The driver moves staged rows in one transaction.
+    - "xa": append, faster. Each task leaves a prepared XA transaction; readers may see some tasks of a batch
+      before the others.
+    - "upsert": the newest row of a `key` wins; `order_by` says which is the newest.
+    - "dedup": a row whose `key` was seen within `retention_s` is left out.
+    - "versions": every batch adds a version of a key; the view <table>_latest shows the newest. `versions_kept` limits
+      them; 0 keeps all.
+
+    `schema` is another database of the server. `create` makes the table when it is missing. `timeout_s` is how long to
+    wait for the server, and for locks that others hold.
     `piece_rows` is how many rows a task stages before the driver begins to move them.
     """
 
@@ -90,8 +96,8 @@ class MySql(SqlSink):
             raise ConfigError(f"MySQL has no names of more than {NAME_LETTERS_MAX} letters: {longest!r}.")
 
     @property
-    def place(self) -> Place:
-        return Place(self.url, self.schema, self.timeout_s)
+    def place(self) -> MySqlPlace:
+        return MySqlPlace(self.url, self.schema, self.timeout_s)
 
     @property
     def uses_xa(self) -> bool:
@@ -148,7 +154,7 @@ class MySql(SqlSink):
                 remedy="Choose columns with select=[...], or put some of them into one with to_json().",
             )
 
-    def _check_server(self, connection: Any, run: Run) -> None:
+    def _check_server(self, connection: Any, run: Execute) -> None:
         mariadb, version = is_mariadb(connection), _version(str(connection.get_server_info()))
         if version < (MARIADB_OLDEST if mariadb else MYSQL_OLDEST):
             raise ConfigError(
@@ -181,7 +187,7 @@ class MySql(SqlSink):
         if self.uses_xa:
             self._check_xa(run, binlog=bool(binlog), mariadb=mariadb)
 
-    def _check_xa(self, run: Run, *, binlog: bool, mariadb: bool) -> None:
+    def _check_xa(self, run: Execute, *, binlog: bool, mariadb: bool) -> None:
         try:
             prepared_branches(run)
         except pymysql_().Error as error:
@@ -296,7 +302,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0,)
 
 
-def unique_keys(run: Run, sink: MySql) -> dict[str, list[str]]:
+def unique_keys(run: Execute, sink: MySql) -> dict[str, list[str]]:
     """The unique indexes: name -> columns in lower case; none for an index of parts of columns, or of expressions."""
     found = run(UNIQUE_KEYS, (sink.schema, sink.table))
     return {

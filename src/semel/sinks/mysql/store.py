@@ -13,10 +13,18 @@ from semel.deadline import limited
 from semel.errors import SinkUnavailable
 from semel.ids import Branch, PipelineId
 from semel.sinks.base import Context
-from semel.sinks.mysql.connection import STATEMENT_S_MAX, Place, close_quietly, execute, number_of, one_line, pymysql_
+from semel.sinks.mysql.connection import (
+    STATEMENT_S_MAX,
+    MySqlPlace,
+    close_quietly,
+    execute,
+    number_of,
+    one_line,
+    pymysql_,
+)
 from semel.sinks.mysql.types import Column
 from semel.sinks.mysql.xa import RM_ERROR, end_prepared, leave_prepared, prepared_branches, xid
-from semel.sinks.sql.sink import Run
+from semel.sinks.sql.sink import Execute
 from semel.sinks.sql.store import STAGE_PREFIX, Store, definitions
 
 _LOG = logging.getLogger("semel")
@@ -68,7 +76,7 @@ WHERE table_schema = coalesce(nullif(%s, ''), database()) AND table_name = %s
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def columns_of(run: Run, place: Place, table: str) -> list[Column]:
+def columns_of(run: Execute, place: MySqlPlace, table: str) -> list[Column]:
     """The columns of a table; none when it does not exist."""
     return [_column(row) for row in run(COLUMNS, (place.schema, table))]
 
@@ -83,7 +91,7 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def engine_of(run: Run, place: Place, table: str) -> str:
+def engine_of(run: Execute, place: MySqlPlace, table: str) -> str:
     """The storage engine of a table, VIEW for a view; nothing when it does not exist."""
     found = run(ENGINE, (place.schema, table))
     if not found:
@@ -103,9 +111,9 @@ class MySqlStore(Store):
     hides_new_tables = False
     added = ADDED
     sessions_are, sessions_end_by = "connections {} of MySQL", "KILL CONNECTION as a user who may do so"
-    place: Place
+    place: MySqlPlace
 
-    def __init__(self, place: Place, context: Context) -> None:
+    def __init__(self, place: MySqlPlace, context: Context) -> None:
         super().__init__(place, context)
         #: Whether a sink in here leaves XA transactions. Only then the right to list them is needed.
         self.uses_xa = False
@@ -127,7 +135,7 @@ class MySqlStore(Store):
         return not connection.open
 
     def run(self, connection: Any, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
-        # Who reads in vain for so long closes the connection: what became of the statement is not known then.
+        # A client that reads in vain for so long closes the connection: what became of the statement is not known then.
         connection._read_timeout = connection._write_timeout = limited(STATEMENT_S_MAX)
         return execute(connection, sql, values, **self.place.names, **names)
 

@@ -22,7 +22,7 @@ BYTES = frozenset({"varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 #: Types that an index can only hold in part.
 UNINDEXED = (TEXTS - {"char", "varchar"}) | (BYTES - {"varbinary"})
 
-#: Of a key that semel creates: an index needs a length, and keys that differ in case, accents or spaces at the end are
+#: For a key that semel creates: an index needs a length, and keys that differ in case, accents or spaces at the end are
 #: two keys. MariaDB and MySQL have other names for that.
 KEY_TEXT = "varchar(255) CHARACTER SET utf8mb4 COLLATE {}"
 KEY_BYTES = "varbinary(255)"
@@ -259,7 +259,7 @@ def _hexadecimal(octets: int | None) -> Callable[[pa.Array], pa.Array]:
 
 
 def sql_type(arrow: Any, *, key: str = "") -> str | None:
-    """The type of a column that is created for these values; None where MySQL has none. Of a key, the collation."""
+    """The type of a column that is created for these values; None where MySQL has none. A key has a collation."""
     import pyarrow as pa
 
     t = pa.types

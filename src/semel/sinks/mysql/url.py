@@ -34,7 +34,7 @@ def settings_of(url: str) -> dict[str, Any]:
     settings: dict[str, Any] = {name: value for name, value in options.items() if name in TEXT_OPTIONS}
     settings |= {n: v.lower() in ("1", "true", "yes", "on") for n, v in options.items() if n in YES_OR_NO_OPTIONS}
     if "ssl_ca" in settings:
-        # Who names an authority wants to be sure who answers.
+        # A user who names an authority wants to be sure which server answers.
         settings.setdefault("ssl_verify_cert", True)
     return settings | {
         "host": found["host"],

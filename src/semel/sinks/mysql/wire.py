@@ -1,9 +1,10 @@
 """The part of MariaDB's protocol that PyMySQL does not speak: prepared statements that take many rows at once.
 
 Client and server agree on it when they greet each other. A server that has extensions leaves the flag CLIENT_MYSQL out
-of its capabilities, and has more of them in the last 4 of 10 bytes that are else reserved; the client answers in the
-same way, in the last 4 of its own reserved bytes ("Initial Handshake Packet", "SSLRequest Packet" and "Handshake
-Response Packet" at https://mariadb.com/kb/en/connection/). A server of MySQL sets the flag and offers nothing.
+of its capabilities. The flags of its extensions are in the last 4 of 10 bytes that are reserved otherwise. The client
+answers in the same way, in the last 4 of its own reserved bytes. See "Initial Handshake Packet", "SSLRequest Packet"
+and "Handshake Response Packet" at https://mariadb.com/kb/en/connection/. A server of MySQL sets the flag and offers
+nothing.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from semel.sinks.mysql.store import columns_of, engine_of
 from semel.sinks.mysql.types import Column, Unfit, encoder
 from semel.sinks.mysql.xa import end_prepared, leave_prepared, prepared_branches, xid
 from semel.sinks.sql.participant import write_mark
-from semel.sinks.sql.sink import DEDUP, Run
+from semel.sinks.sql.sink import DEDUP, Execute
 from semel.sinks.sql.store import piece_name, stage_table, stages_of
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class MySqlWriter(Writer):
         return runner(self._connection, self.sink.place)(sql, values, **names)
 
 
-def drop_branch(run: Run, sink: MySql, branch: Branch) -> None:
+def drop_branch(run: Execute, sink: MySql, branch: Branch) -> None:
     """Drop what was staged or prepared under this name."""
     if not sink.is_native:
         stages = stages_of(sink.place, branch, partial(engine_of, run, sink.place))

@@ -11,12 +11,12 @@ from typing import Any
 from semel.deadline import limited
 from semel.errors import SinkUnavailable
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
-from semel.sinks.mysql.connection import Place, execute, number_of, pymysql_
-from semel.sinks.sql.sink import Run
+from semel.sinks.mysql.connection import MySqlPlace, execute, number_of, pymysql_
+from semel.sinks.sql.sink import Execute
 
 DETACH_PAUSE_S = 0.005
 #: MariaDB takes a session off its list, frees its buffers, and only then does the storage engine let go of what it
-#: prepared (`unlink_thd`). No statement tells when. Whoever is early finds the transaction gone, see `end_prepared`.
+#: prepared (`unlink_thd`). No statement tells when. If we are early, the transaction seems gone, see `end_prepared`.
 LET_GO_S = 0.01
 UNKNOWN_XID, RM_ERROR, ROLLED_BACK = 1397, 1401, frozenset({1402, 1613, 1614})
 #: A row that somebody else holds, in MariaDB and in MySQL.
@@ -51,7 +51,7 @@ def parse_xid(gtrid: str, bqual: str) -> Branch | None:
     return branch if spelled and parse_branch(str(branch)) == branch else None
 
 
-def prepared_branches(run: Run) -> set[Branch]:
+def prepared_branches(run: Execute) -> set[Branch]:
     """The prepared transactions of this server that are named as we name them."""
     found = set()
     for format_id, gtrid_bytes, bqual_bytes, data in run("XA RECOVER"):
@@ -67,7 +67,7 @@ def prepared_branches(run: Run) -> set[Branch]:
 VISIBLE, FREE, HELD = "visible", "free", "held"
 
 
-def fate(run: Run, branch: Branch) -> str:
+def fate(run: Execute, branch: Branch) -> str:
     """What became of a prepared transaction, by its ledger row: visible, not there, or held by whoever inserted it.
 
     This is asked of the storage engine's own locks, which is more than the server's list of transactions can say. The
@@ -82,14 +82,14 @@ def fate(run: Run, branch: Branch) -> str:
     return VISIBLE if any(found) else FREE
 
 
-def _mark_of(run: Run, branch: Branch, part: str) -> bool:
+def _mark_of(run: Execute, branch: Branch, part: str) -> bool:
     """Whether a ledger row is visible. It is asked for by its whole key, so that no other row is touched."""
     a = branch.attempt
     sql = "SELECT 1 FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch = %s AND part = %s FOR UPDATE NOWAIT"
     return bool(run(sql, (a.pipeline, branch.sink, a.batch, part)))
 
 
-def leave_prepared(place: Place, connection: Any, other: Run, branch: Branch) -> None:
+def leave_prepared(place: MySqlPlace, connection: Any, other: Execute, branch: Branch) -> None:
     """Prepare the XA transaction of a connection and close it: only then can another session end what it prepared.
 
     `other` runs statements on another connection.
@@ -102,7 +102,7 @@ def leave_prepared(place: Place, connection: Any, other: Run, branch: Branch) ->
     time.sleep(LET_GO_S)
 
 
-def end_prepared(place: Place, run: Run, verb: str, branch: Branch) -> bool:
+def end_prepared(place: MySqlPlace, run: Execute, verb: str, branch: Branch) -> bool:
     """Commit or roll back a prepared transaction. Returns whether the server knew it and it came to pass.
 
     MariaDB's answers cannot be trusted while the session that prepared it is going away. Before, the transaction is
@@ -126,7 +126,7 @@ def end_prepared(place: Place, run: Run, verb: str, branch: Branch) -> bool:
         time.sleep(DETACH_PAUSE_S)
 
 
-def _ended(run: Run, verb: str, branch: Branch) -> bool:
+def _ended(run: Execute, verb: str, branch: Branch) -> bool:
     try:
         run(f"XA {verb} {xid(branch)}")
     except pymysql_().Error as error:
@@ -136,7 +136,7 @@ def _ended(run: Run, verb: str, branch: Branch) -> bool:
     return True
 
 
-def _roll_back_nameless(place: Place, run: Run, branch: Branch) -> None:
+def _roll_back_nameless(place: MySqlPlace, run: Execute, branch: Branch) -> None:
     """An empty transaction of the same name is prepared; rolled back by name, it takes the nameless one along.
 
     If the name is in use after all, the server refuses it and nothing happens.
@@ -153,7 +153,7 @@ def _roll_back_nameless(place: Place, run: Run, branch: Branch) -> None:
         _ended(run, "ROLLBACK", branch)
 
 
-def wait_for_session_end(place: Place, run: Run, session: int) -> None:
+def wait_for_session_end(place: MySqlPlace, run: Execute, session: int) -> None:
     """A connection that is closed ends a little later in the server, and with it what it held."""
     deadline = time.monotonic() + limited(place.timeout_s)
     while run("SELECT 1 FROM information_schema.processlist WHERE id = %s", (session,)):

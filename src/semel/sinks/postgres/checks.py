@@ -14,7 +14,7 @@ from semel.sinks.postgres.moves import PostgresMover, exists, is_set_up, set_up
 from semel.sinks.postgres.store import CREATE_LOCK, FENCE, LEDGER, columns_of
 from semel.sinks.postgres.types import Column, sql_type
 from semel.sinks.postgres.writer import create_stage
-from semel.sinks.sql.sink import DEDUP, KEYED, VERSION_COLUMN, VERSIONS, Run
+from semel.sinks.sql.sink import DEDUP, KEYED, VERSION_COLUMN, VERSIONS, Execute
 from semel.sinks.sql.store import stage_table
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _check_ids(sink: Postgres, schema: pa.Schema) -> None:
         )
 
 
-def _check_server(sink: Postgres, run: Run) -> None:
+def _check_server(sink: Postgres, run: Execute) -> None:
     if (sink.is_native or sink.firm) and run("SHOW max_prepared_transactions") == [("0",)]:
         raise sink.too_few_prepared("max_prepared_transactions is 0.", kind=ConfigError)
     if sink.schema and not run("SELECT to_regnamespace(%s) IS NOT NULL", (sink.place.quoted(sink.schema),))[0][0]:
@@ -88,7 +88,7 @@ def _check_server(sink: Postgres, run: Run) -> None:
         )
 
 
-def _check_names(sink: Postgres, run: Run, schema: pa.Schema) -> None:
+def _check_names(sink: Postgres, run: Execute, schema: pa.Schema) -> None:
     """PostgreSQL would cut long names off, and then not find them."""
     bytes_max = int(run("SHOW max_identifier_length")[0][0])
     names = [sink.schema, sink.view if sink.mode == VERSIONS else sink.table, *schema.names]
@@ -98,7 +98,7 @@ def _check_names(sink: Postgres, run: Run, schema: pa.Schema) -> None:
         raise SchemaMismatch(f"{sink.describe()}: {what}.")
 
 
-def _check_target(sink: Postgres, run: Run, schema: pa.Schema) -> None:
+def _check_target(sink: Postgres, run: Execute, schema: pa.Schema) -> None:
     if exists(run, sink.target):
         _refuse_fates_of_their_own(sink, run)
         return
@@ -116,7 +116,7 @@ def _check_target(sink: Postgres, run: Run, schema: pa.Schema) -> None:
         )
 
 
-def _refuse_fates_of_their_own(sink: Postgres, run: Run) -> None:
+def _refuse_fates_of_their_own(sink: Postgres, run: Execute) -> None:
     """The ledger proves that rows are there only where both are committed, and kept, together."""
     for name, kind in run(FATES_OF_THEIR_OWN, (sink.target, sink.target)):
         if kind == "f":
@@ -132,7 +132,7 @@ def _refuse_fates_of_their_own(sink: Postgres, run: Run) -> None:
         )
 
 
-def _rehearse(sink: Postgres, run: Run, connection: psycopg.Connection[Any], schema: pa.Schema) -> None:
+def _rehearse(sink: Postgres, run: Execute, connection: psycopg.Connection[Any], schema: pa.Schema) -> None:
     """Do all that a batch does, without rows. The server says best what it does not allow; then it is rolled back."""
     if exists(run, sink.target):
         _check_table(sink, schema, columns_of(connection, sink.target), run(UNIQUE_KEYS, (sink.target,)))
@@ -151,8 +151,8 @@ def _rehearse(sink: Postgres, run: Run, connection: psycopg.Connection[Any], sch
     PostgresMover(sink, partial(_explained, run)).move_one(stage_table(str(NOBODY)))
 
 
-def _explained(run: Run, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
-    """Whoever may have a change explained may make it. Triggers of the table do not notice."""
+def _explained(run: Execute, sql: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
+    """A user who may EXPLAIN a change may make it. Triggers of the table do not notice."""
     if not sql.startswith(CHANGES):
         return run(sql, values, **names)
     run(f"EXPLAIN {sql}", values, **names)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from semel.deadline import limited, seconds_left
 from semel.errors import ConfigError, MissingExtra, SinkUnavailable
 from semel.ids import Branch
-from semel.sinks.sql.sink import Run
-from semel.sinks.sql.store import Place as SqlPlace
-from semel.sinks.sql.store import with_names
+from semel.sinks.sql.sink import Execute
+from semel.sinks.sql.store import Place, with_names
 
 if TYPE_CHECKING:
     import psycopg
@@ -42,13 +41,13 @@ SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0
 
 
 @dataclass(frozen=True)
-class Place(SqlPlace):
+class PostgresPlace(Place):
     """A database, a schema in it, and how long to wait for either."""
 
     def quoted(self, identifier: str) -> str:
         return quote(identifier)
 
-    def columns(self, run: Run, table: str) -> list[str]:
+    def columns(self, run: Execute, table: str) -> list[str]:
         return [row[0] for row in run(COLUMNS, (self.named(table),))]
 
     def connect(self, application: str) -> psycopg.Connection[Any]:
@@ -144,7 +143,7 @@ def refuse_torn_url(url: str) -> None:
 def execute(
     connection: psycopg.Connection[Any], sql: str, values: Sequence[Any] = (), **names: str
 ) -> list[tuple[Any, ...]]:
-    """The rows of a statement; of one that has none, how many rows it changed."""
+    """The rows of a statement. If it has none, how many rows it changed."""
     cursor = connection.execute(with_names(sql, values, names), tuple(values) or None)
     return cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
 

@@ -71,7 +71,7 @@ def _encoded(name: str, encode: Encode, array: pa.Array) -> Encoded:
 
 
 def _joined(columns: Sequence[Encoded], rows: int, before: Sequence[Matrix] = ()) -> pa.Array:
-    """Of each row what goes before, then its fields one after the other, each with its size."""
+    """Each row: what goes before it, then its fields one after the other, each with its size."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -104,7 +104,7 @@ def _repeated(number: int, kind: str, rows: int) -> Matrix:
 
 
 def _with_nulls(column: Fixed) -> pa.Array:
-    """Size and value of each; of a null only the size."""
+    """Size and value of each; for a null only the size."""
     import numpy as np
     import pyarrow as pa
 

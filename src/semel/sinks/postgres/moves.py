@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semel.sinks.postgres.connection import psycopg_, quote
 from semel.sinks.postgres.types import sql_type
 from semel.sinks.sql.moves import NUMBERED, Mover
-from semel.sinks.sql.sink import DEDUP, VERSIONS, Run
+from semel.sinks.sql.sink import DEDUP, VERSIONS, Execute
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,7 +118,7 @@ def _lists(sink: Postgres) -> str:
     return ", ".join(f"array_agg({quote(name)}) AS {quote(name)}" for name in sink.key)
 
 
-def exists(run: Run, name: str) -> bool:
+def exists(run: Execute, name: str) -> bool:
     """Whether there is a table or view of this quoted name."""
     return run("SELECT to_regclass(%s)", (name,))[0][0] is not None
 
@@ -126,7 +126,7 @@ def exists(run: Run, name: str) -> bool:
 # What does not exist yet --------------------------------------------------------------------------------------------
 
 
-def set_up(sink: Postgres, run: Run, schema: pa.Schema) -> None:
+def set_up(sink: Postgres, run: Execute, schema: pa.Schema) -> None:
     """Create what is missing. The caller sees to it that nobody else does the same at the same time."""
     for name, statements in _needed(sink, schema):
         if not exists(run, name):
@@ -134,7 +134,7 @@ def set_up(sink: Postgres, run: Run, schema: pa.Schema) -> None:
                 run(statement, **names)
 
 
-def is_set_up(sink: Postgres, run: Run, schema: pa.Schema) -> bool:
+def is_set_up(sink: Postgres, run: Execute, schema: pa.Schema) -> bool:
     return all(exists(run, name) for name, _ in _needed(sink, schema))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semel.errors import BatchFailed, SemelError, SinkUnavailable
 from semel.ids import Branch
 from semel.sinks.base import NUMBER_OF_TASKS, Context, Writer
-from semel.sinks.postgres.connection import Place, one_line, psycopg_, refuse_torn_url
+from semel.sinks.postgres.connection import PostgresPlace, one_line, psycopg_, refuse_torn_url
 from semel.sinks.postgres.moves import PostgresMover
 from semel.sinks.postgres.store import PostgresStore
 from semel.sinks.postgres.types import Column, encoder
@@ -38,12 +38,18 @@ PERMISSION_REMEDY = "GRANT this user what docs/sinks/postgres.md lists for the m
 class Postgres(SqlSink):
     """`Postgres("postgresql://user:password@host/shop", "orders")`: rows of the stream into a table.
 
-    `mode` is "ledger" (the default: append, the driver moves staged rows in one transaction), "prepared" (append,
-    faster: each task leaves a prepared transaction; readers may see some tasks of a batch before the others), "upsert"
-    (the newest row of a `key` wins; `order_by` says which is the newest), "dedup" (a row whose `key` was seen within
-    `retention_s` is left out) or "versions" (every batch adds a version of a key; the view <table>_latest shows the
-    newest; `versions_kept` limits them, 0 keeps all). `create` makes the table when it is missing. `timeout_s` is how
-    long to wait for the server, and for locks that others hold.
+    `mode` says what becomes of the rows:
+
+    - "ledger", the default: append. The driver moves staged rows in one transaction.
+    - "prepared": append, faster. Each task leaves a prepared transaction; readers may see some tasks of a batch
+      before the others.
+    - "upsert": the newest row of a `key` wins; `order_by` says which is the newest.
+    - "dedup": a row whose `key` was seen within `retention_s` is left out.
+    - "versions": every batch adds a version of a key; the view <table>_latest shows the newest. `versions_kept` limits
+      them; 0 keeps all.
+
+    `create` makes the table when it is missing. `timeout_s` is how long to wait for the server, and for locks that
+    others hold.
     `piece_rows` is how many rows a task stages before the driver begins to move them.
     """
 
@@ -57,8 +63,8 @@ class Postgres(SqlSink):
         super().__post_init__()
 
     @property
-    def place(self) -> Place:
-        return Place(self.url, self.schema, self.timeout_s)
+    def place(self) -> PostgresPlace:
+        return PostgresPlace(self.url, self.schema, self.timeout_s)
 
     def describe(self) -> str:
         name = f"{self.schema}.{self.table}" if self.schema else self.table

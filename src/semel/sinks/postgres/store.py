@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from semel import formats
 from semel.deadline import within
 from semel.ids import Branch, Incarnation, PipelineId, parse_branch
-from semel.sinks.postgres.connection import Place, execute, literal, one_line, psycopg_
+from semel.sinks.postgres.connection import PostgresPlace, execute, literal, one_line, psycopg_
 from semel.sinks.postgres.types import Column
 from semel.sinks.sql.store import STAGE_PREFIX, Store, definitions
 
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS {{fence}} (
     PRIMARY KEY (pipeline, sink)
 )
 """
-#: A domain is as good as the type below it, and may be a domain itself. Of numeric(p, s) the lower bits are the scale.
+#: A domain is as good as the type below it, and may be a domain itself. In numeric(p, s) the lower bits are the scale.
 COLUMNS = """
 WITH RECURSIVE below (attnum, type, typmod, required) AS (
     SELECT attnum, atttypid, atttypmod, attnotnull FROM pg_attribute
@@ -79,7 +79,7 @@ class PostgresStore(Store):
     hides_new_tables = True
     added = ADDED
     sessions_are, sessions_end_by = "processes {} of PostgreSQL", "pg_terminate_backend"
-    place: Place
+    place: PostgresPlace
 
     def connect(self) -> psycopg.Connection[Any]:
         return self.place.connect(application_name(self.context.pipeline, self.context.incarnation))

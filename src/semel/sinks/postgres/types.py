@@ -16,7 +16,7 @@ _INT64_PRECISION = 19
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, by the name of its type in the catalog. Of an array, `element` is what it holds."""
+    """A column of a table, by the name of its type in the catalog. For an array, `element` is what it holds."""
 
     name: str
     type: str
@@ -30,7 +30,7 @@ class Column:
     #: The type as a person writes it.
     shown: str = ""
     element_kind: str = "b"
-    #: Of a decimal, the digits behind the point that the column keeps; None where it keeps all.
+    #: For a decimal, the digits behind the point that the column keeps; None where it keeps all.
     scale: int | None = None
 
 

@@ -16,7 +16,7 @@ from semel.sinks.postgres.moves import exists, is_set_up, set_up
 from semel.sinks.postgres.store import CREATE_LOCK, application_name, columns_of
 from semel.sinks.postgres.types import encoder
 from semel.sinks.sql.participant import write_mark
-from semel.sinks.sql.sink import Run
+from semel.sinks.sql.sink import Execute
 from semel.sinks.sql.store import piece_name, stage_table, stages_of
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class PostgresWriter(Writer):
         return execute(self._connection, sql, values, **self.sink.place.names, **names)
 
 
-def create_stage(sink: Postgres, run: Run, piece: str, names: str) -> str:
+def create_stage(sink: Postgres, run: Execute, piece: str, names: str) -> str:
     """A table for some rows of a branch, of the same types as the target."""
     stage = sink.place.named(stage_table(piece))
     run(

@@ -24,7 +24,7 @@ from contextlib import suppress
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch
 from semel.sinks.sql.moves import Mover
-from semel.sinks.sql.sink import Run, SqlSink
+from semel.sinks.sql.sink import Execute, SqlSink
 from semel.sinks.sql.store import Held, Store, stage_table
 
 #: Before the first look for pieces: most small batches are over by then.
@@ -43,7 +43,7 @@ class Ahead:
     """
 
     def __init__(
-        self, sink: SqlSink, store: Store, attempt: Attempt, name: Branch | None, may_move: Callable[[Run], bool]
+        self, sink: SqlSink, store: Store, attempt: Attempt, name: Branch | None, may_move: Callable[[Execute], bool]
     ) -> None:
         self.attempt = attempt
         self.name = name

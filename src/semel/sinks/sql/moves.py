@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from semel.sinks.sql.sink import DEDUP, KEYED, UPSERT, VERSIONS, Run, SqlSink
+from semel.sinks.sql.sink import DEDUP, KEYED, UPSERT, VERSIONS, Execute, SqlSink
 from semel.sinks.sql.store import StagedGone
 
 INSERT = "INSERT INTO {target} ({names}{column}) SELECT {names}{value} FROM {stage}{in_order}"
@@ -28,7 +28,7 @@ class Mover(ABC):
     #: The order of staged rows, where they have to be asked for in it.
     as_staged: ClassVar[str] = ""
 
-    def __init__(self, sink: SqlSink, run: Run) -> None:
+    def __init__(self, sink: SqlSink, run: Execute) -> None:
         self.sink = sink
         self.run = run
         #: The number of this batch, in mode versions.
@@ -135,11 +135,11 @@ class Mover(ABC):
 
     @abstractmethod
     def next_version(self) -> int:
-        """Versions grow in the order of commits: who asks for the next one waits for whoever has asked before."""
+        """Versions grow in the order of commits: a batch that asks for the next one waits for the batch before."""
 
     @abstractmethod
     def upsert(self, named: dict[str, str], columns: Sequence[str]) -> None:
-        """Of the rows of one key the newest wins: by `order_by`, else by their order in the task that brought them.
+        """The newest row of a key wins: by `order_by`, else by their order in the task that brought them.
 
         A row that does not say when it was made is older than all that do.
         """

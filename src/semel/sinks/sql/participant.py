@@ -15,7 +15,7 @@ from semel.protocol.events import Committable, Outcome
 from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
 from semel.sinks.evidence import NOTHING_KNOWN, Evidence, Mark
 from semel.sinks.sql.ahead import Ahead
-from semel.sinks.sql.sink import Run, SqlSink
+from semel.sinks.sql.sink import Execute, SqlSink
 from semel.sinks.sql.store import Held, Session, StagedGone, piece_name, stage_table
 
 _LOG = logging.getLogger("semel")
@@ -71,14 +71,10 @@ class SqlParticipant(Participant):
             insert = f"INSERT INTO {{fence}} (pipeline, sink, incarnation, {', '.join(named)}) VALUES ({places})"  # noqa: S608
             run(insert, (*ours, *named.values()))
 
-    def _refuse_if_older(self, run: Run) -> None:
+    def _refuse_if_older(self, run: Execute) -> None:
         us = self.context.pipeline, self.sink.name
         found = run("SELECT incarnation FROM {fence} WHERE pipeline = %s AND sink = %s", us)
-        if found and found[0][0] > self.context.incarnation:
-            raise Fenced(
-                f"Incarnation {self.context.incarnation} is older than {found[0][0]}, "
-                f"which {self.sink.describe()} knows."
-            )
+        self.context.refuse_if_older(found[0][0] if found else 0, self.sink.describe())
 
     # Prepare ----------------------------------------------------------------------------------------------------------
 
@@ -96,13 +92,13 @@ class SqlParticipant(Participant):
             return None
         return ahead if ahead.end(staged if ahead.attempt == attempt else NOTHING) else None
 
-    def _may_move(self, run: Run, attempt: Attempt) -> bool:
+    def _may_move(self, run: Execute, attempt: Attempt) -> bool:
         """A driver that woke up would lock rows that its successor needs."""
         if self.context.marked:
             self._refuse_if_older(run)
         return not self._is_done(run, attempt)
 
-    def _is_done(self, run: Run, attempt: Attempt) -> bool:
+    def _is_done(self, run: Execute, attempt: Attempt) -> bool:
         return self.context.marked and bool(self._marks(run, attempt.batch, WHOLE))
 
     def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
@@ -229,7 +225,7 @@ class SqlParticipant(Participant):
             try:
                 outcome = self._commit_from_stages(committable)
             except StagedGone:
-                # Whoever has committed them meanwhile has dropped them, too.
+                # Another driver may have committed them meanwhile; then it has dropped them, too.
                 if not self._is_proven(committable):
                     return Outcome.GONE
                 outcome = Outcome.ALREADY_COMMITTED
@@ -245,7 +241,7 @@ class SqlParticipant(Participant):
         self._drop_what_was_moved(committable)
 
     def _drop_what_was_moved(self, committable: Committable) -> None:
-        """The batch is visible: who has a lock on a staging table, a backup for one, holds up no commit of it."""
+        """The batch is visible: a lock on a staging table, held by a backup for one, must not hold up its commit."""
         done = f"did not drop its staging tables yet, though batch {committable.attempt.batch} is committed"
         try:
             with within(DROP_S_MAX), self.sink.translated(done):
@@ -279,7 +275,7 @@ class SqlParticipant(Participant):
         return Outcome.ALREADY_COMMITTED if self._is_proven(committable) else Outcome.GONE
 
     def _is_a_replay(self, committable: Committable, marks: Iterable[str]) -> bool:
-        """Whether an earlier attempt at this batch is visible. Of a mend nothing else can be visible."""
+        """Whether an earlier attempt at this batch is visible. For a mend nothing else can be visible."""
         if committable.mends or not self.context.marked:
             return False
         earlier = (branch.attempt.attempt for mark in marks if (branch := parse_branch(mark)))
@@ -296,19 +292,19 @@ class SqlParticipant(Participant):
 
     # The ledger -------------------------------------------------------------------------------------------------------
 
-    def _mark(self, run: Run, committable: Committable, rows: int) -> None:
+    def _mark(self, run: Execute, committable: Committable, rows: int) -> None:
         plan = committable.plan if self.store.keeps_plans else None
         write_mark(run, self.sink.name, committable.attempt, WHOLE, rows, plan)
         self._prune(run, committable.attempt.batch)
 
-    def _prune(self, run: Run, batch: int) -> None:
+    def _prune(self, run: Execute, batch: int) -> None:
         old = "FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch < %s"
         values = self.context.pipeline, self.sink.name, batch - LEDGER_BATCHES_KEPT
         # MySQL locks the row behind those that it deletes, and must not wait for one that is prepared.
         if run(f"SELECT 1 {old} LIMIT 1", values):
             run(f"DELETE {old}", values)
 
-    def _marks(self, run: Run, batch: int, part: str | None = None) -> list[str]:
+    def _marks(self, run: Execute, batch: int, part: str | None = None) -> list[str]:
         """The parts of a batch that are visible."""
         found = run(
             "SELECT part FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch = %s",
@@ -406,7 +402,7 @@ class SqlParticipant(Participant):
         self.store.release()
 
 
-def write_mark(run: Run, sink: str, attempt: Attempt, part: str, rows: int, plan: str | None = None) -> None:
+def write_mark(run: Execute, sink: str, attempt: Attempt, part: str, rows: int, plan: str | None = None) -> None:
     """The proof that rows are visible: in the same transaction as the rows. A ledger of semel 0.1 holds no plan."""
     mark = attempt.pipeline, sink, attempt.batch, part, attempt.attempt, attempt.incarnation, rows
     names = "pipeline, sink, batch, part, attempt, incarnation, row_count"

@@ -40,7 +40,7 @@ PIECE_ROWS = 50_000
 FIRST_PIECE_ROWS = 10_000
 
 #: Runs a statement in a transaction of the driver: text, values, quoted names -> rows.
-Run = Callable[..., "list[tuple[Any, ...]]"]
+Execute = Callable[..., "list[tuple[Any, ...]]"]
 
 
 def in_order_of(key: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:

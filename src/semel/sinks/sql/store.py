@@ -82,7 +82,7 @@ class Place(ABC):
         """The names of the columns of a table, in their order; none when it does not exist."""
 
     def own_columns(self, run: Callable[..., list[tuple[Any, ...]]], table: str = "ledger") -> set[str]:
-        """Of the ledger or the fence."""
+        """The columns of the ledger or of the fence."""
         return {name.lower() for name in self.columns(run, f"semel_{table}")}
 
     @property
@@ -203,7 +203,7 @@ class Store(ABC):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One sink at a time. Who has the connections may wait for the server; others give up when their time ends."""
+        """One sink at a time. It may wait for the server; others give up when their time ends."""
         left = seconds_left()
         if not self.lock.acquire(timeout=-1 if left is None else left):
             raise SinkUnavailable(f"Another sink of this database waits for the server, for more than {left:.0f} s.")

@@ -120,7 +120,7 @@ class Database:
         """Ask without leaving a trace.
 
         A reader of a database that nobody has open leaves files beside it, which another user could not write to. Taken
-        for immutable it leaves none; whoever opens it meanwhile makes a file that tells, and it is asked again.
+        for immutable it leaves none; a process that opens it meanwhile makes such a file, and then we look again.
         """
         wal = Path(f"{path}-wal")
         if not wal.exists():

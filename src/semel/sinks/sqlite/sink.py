@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from semel import formats
 from semel.deadline import progressed
-from semel.errors import BatchFailed, ConfigError, Fenced, SchemaMismatch, SinkUnavailable, lasts
+from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SinkUnavailable, lasts
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
@@ -336,7 +336,4 @@ class _SqliteParticipant(Participant):
         newest = self.database.execute(
             "SELECT incarnation FROM semel_fence WHERE pipeline = ?", (self.context.pipeline,)
         ).fetchone()
-        if newest and newest[0] > self.context.incarnation:
-            raise Fenced(
-                f"Incarnation {self.context.incarnation} is older than {newest[0]}, which {self.sink.describe()} knows."
-            )
+        self.context.refuse_if_older(newest[0] if newest else 0, self.sink.describe())

@@ -102,7 +102,7 @@ class PowerDisk:
         shutil.copytree(self.folder, folder, symlinks=True)
 
     def close(self) -> None:
-        """The folder is a plain, empty one again. Whoever still has a file open there does not keep us."""
+        """The folder is a plain, empty one again. A process with a file open there does not keep us from it."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()

@@ -123,7 +123,7 @@ SCRATCH = ("-shm",)
 @dataclass(frozen=True)
 class Loss:
     """The paths that a power cut took: names that are gone or mean what they meant before, names that came back, and
-    files that lost content. Of what was written and removed before the cut nothing is counted."""
+    files that lost content. What was written and removed before the cut does not count."""
 
     gone: tuple[str, ...] = ()
     back: tuple[str, ...] = ()

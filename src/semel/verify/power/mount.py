@@ -86,7 +86,7 @@ class Forgetful(mfusepy.Operations):  # type: ignore[misc]  # it has no types
             return 0
         self.loss = asdict(self.tree.cut_power(order["mode"], order["seed"]))
         self.has_power = False
-        # Whoever has something open has it for ever: it is not the file that is there now.
+        # A process that has an old file open keeps it: it is not the file that is there now.
         self._open = {handle: Inode(0, 0) for handle in self._open}
         return 0
 
@@ -243,7 +243,7 @@ def serve(folder: str) -> None:
 
 
 def _end_with_the_starter(folder: str) -> None:
-    """Whoever mounted us closes our input, or died: either way the folder becomes a plain one again."""
+    """The process that mounted us closes our input, or died: either way the folder becomes a plain one again."""
     sys.stdin.buffer.read()
     command = ["fusermount3", "-u", "-z", folder]
     subprocess.run(command, capture_output=True, timeout=UNMOUNT_S_MAX, check=False)  # noqa: S603  the arguments are ours

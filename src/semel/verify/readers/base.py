@@ -27,7 +27,7 @@ REST = 5.0
 PAUSE_S, PAUSE_S_MAX = 0.05, 5.0
 MISSED_PAUSE_S = 0.5
 STOP_S_MAX = 60.0
-#: So many strangers are named; of more there is only the count.
+#: So many strangers are named; the others are only counted.
 STRANGERS_NAMED_MAX = 1000
 STRANGER_LETTERS_MAX = 120
 NOBODYS = -1

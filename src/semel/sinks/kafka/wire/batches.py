@@ -20,7 +20,7 @@ PAUSE_S, PAUSE_S_MAX = 0.02, 0.5
 
 
 @dataclass
-class Batch:
+class KafkaBatch:
     """Rows of one partition, next to each other. It is open for more until it is packed."""
 
     partition: Partition
@@ -43,8 +43,8 @@ class Partition:
     batch_bytes: int
     sequence: int = 0
     #: A batch that is not full yet, and those that wait for their turn; one may be under way.
-    filling: Batch | None = None
-    batches: deque[Batch] = field(default_factory=deque)
+    filling: KafkaBatch | None = None
+    batches: deque[KafkaBatch] = field(default_factory=deque)
     under_way: bool = False
     not_before: float = 0.0
     pause_s: float = PAUSE_S
@@ -54,7 +54,7 @@ class Partition:
 class Share:
     """Rows of one step, up to `end` in the order of their partitions, and their first place in a batch."""
 
-    batch: Batch
+    batch: KafkaBatch
     place: int
     start: int
     end: int

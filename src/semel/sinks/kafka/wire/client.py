@@ -75,7 +75,7 @@ class Wire:
 
         return self._until_answered(f"EndTxn of {transaction.id}", ask)
 
-    def fence(self, transactional_id: str, transaction_timeout_ms: int) -> str:
+    def raise_epoch(self, transactional_id: str, transaction_timeout_ms: int) -> str:
         """Give the id a new epoch: what is open under it is aborted, and whoever had it can write no more."""
         return self.start_producer(transactional_id, transaction_timeout_ms)[0]
 

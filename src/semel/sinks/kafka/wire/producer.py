@@ -23,7 +23,7 @@ from semel.sinks.kafka.delivery import TOO_LARGE, UNASSIGNED, DeliveryFailed, Fa
 from semel.sinks.kafka.wire.batches import (
     PAUSE_S,
     PAUSE_S_MAX,
-    Batch,
+    KafkaBatch,
     Partition,
     Share,
     places_of,
@@ -97,7 +97,7 @@ TEXTS = {
 TAKEN_BEFORE = "DUPLICATE_SEQUENCE_NUMBER"
 
 
-#: Of these only some values are followed.
+#: Settings of which only some values are followed.
 ONLY = {
     "compression.type": tuple(CODECS),
     "partitioner": ("murmur2_random",),
@@ -134,7 +134,7 @@ class DirectProducer:
         self._partitions: dict[tuple[str, int], Partition] = {}
         #: How many requests are under way to each broker.
         self._busy: Counter[int] = Counter()
-        self._answers: SimpleQueue[tuple[int, list[Batch], Answer]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[int, list[KafkaBatch], Answer]] = SimpleQueue()
         self._waiting_bytes = 0
         self._failures: list[Failure] = []
         self._last_trouble = ""
@@ -270,7 +270,7 @@ class DirectProducer:
         for number in chosen.tolist():
             partition, last = self._partition(topic, number), start + int(counts[number])
             while start < last:
-                batch = partition.filling = partition.filling or Batch(partition)
+                batch = partition.filling = partition.filling or KafkaBatch(partition)
                 fitting = rows_within(ends, before + partition.batch_bytes - batch.bound)
                 end = min(last, fitting, start + self._batch_rows - batch.rows)
                 if end == start and batch.rows:
@@ -300,7 +300,7 @@ class DirectProducer:
             if partition.filling:
                 self._close(partition.filling)
 
-    def _close(self, batch: Batch) -> None:
+    def _close(self, batch: KafkaBatch) -> None:
         """It takes no more rows, and waits for its turn."""
         partition = batch.partition
         if partition.filling is batch:
@@ -310,7 +310,7 @@ class DirectProducer:
         self._pack(batch)
         partition.batches.append(batch)
 
-    def _pack(self, batch: Batch) -> None:
+    def _pack(self, batch: KafkaBatch) -> None:
         if self._transaction is None:
             raise RuntimeError("rows need a producer id first")
         batch.data = record_batch(
@@ -334,7 +334,7 @@ class DirectProducer:
         self._take_answers(0)
         self._add_partitions()
         now = time.monotonic()
-        ready: dict[int, list[Batch]] = {}
+        ready: dict[int, list[KafkaBatch]] = {}
         for partition in self._partitions.values():
             if partition.batches and not partition.under_way and partition.not_before <= now:
                 self._raise_if_late(partition.batches[0], now)
@@ -384,7 +384,7 @@ class DirectProducer:
         if self._failures:
             raise DeliveryFailed(self._failures[0].text, self._failures)
 
-    def _settle(self, batch: Batch, said: str) -> None:
+    def _settle(self, batch: KafkaBatch, said: str) -> None:
         partition = batch.partition
         if said in ("NO_ERROR", TAKEN_BEFORE):
             partition.batches.popleft()
@@ -401,7 +401,7 @@ class DirectProducer:
             size = len(value or b"") if batch.rows == 1 else -1
             self._failures.append(_failure(said, partition.topic, partition.number, key, size))
 
-    def _again(self, batches: Iterable[Batch]) -> None:
+    def _again(self, batches: Iterable[KafkaBatch]) -> None:
         """Later, and perhaps to another broker."""
         for batch in batches:
             partition = batch.partition
@@ -409,7 +409,7 @@ class DirectProducer:
             partition.pause_s = min(partition.pause_s * 2, PAUSE_S_MAX)
             self._leaders.pop(partition.topic, None)
 
-    def _split(self, batch: Batch) -> None:
+    def _split(self, batch: KafkaBatch) -> None:
         """The topic takes no batches of this size. The halves keep the numbers of their rows."""
         import numpy as np
         import pyarrow as pa
@@ -422,7 +422,7 @@ class DirectProducer:
         for start, end in ((half, len(rows)), (0, half)):
             key, value = (pa.array(column, pa.binary()) for column in zip(*rows[start:end], strict=True))
             records = encode(key, value, np.arange(end - start))
-            part = Batch(partition, [*cut(records, [end - start])], end - start, batch.bound // 2, born=batch.born)
+            part = KafkaBatch(partition, [*cut(records, [end - start])], end - start, batch.bound // 2, born=batch.born)
             part.sequence = _later(batch.sequence, start)
             self._pack(part)
             partition.batches.appendleft(part)
@@ -442,7 +442,7 @@ class DirectProducer:
 
     # What goes wrong --------------------------------------------------------------------------------------------------
 
-    def _raise_if_late(self, batch: Batch, now: float) -> None:
+    def _raise_if_late(self, batch: KafkaBatch, now: float) -> None:
         if now - batch.born > self._delivery_s:
             raise self._not_acknowledged(self._delivery_s)
 
@@ -470,11 +470,13 @@ def _failed(failure: Failure) -> DeliveryFailed:
     return DeliveryFailed(failure.text, (failure,))
 
 
-def _answer_to(answers: SimpleQueue[tuple[int, list[Batch], Answer]], leader: int, batches: list[Batch]) -> Any:
+def _answer_to(
+    answers: SimpleQueue[tuple[int, list[KafkaBatch], Answer]], leader: int, batches: list[KafkaBatch]
+) -> Any:
     return lambda answer: answers.put((leader, batches, answer))
 
 
-def _by_topic(batches: Iterable[Batch]) -> dict[str, dict[int, Pieces]]:
+def _by_topic(batches: Iterable[KafkaBatch]) -> dict[str, dict[int, Pieces]]:
     found: dict[str, dict[int, Pieces]] = {}
     for batch in batches:
         found.setdefault(batch.partition.topic, {})[batch.partition.number] = batch.data

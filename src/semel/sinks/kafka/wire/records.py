@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 #: Kafka's name of a codec -> its attribute bits. The names are Arrow's, too; snappy may come without frames.
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 #: Kafka's LZ4 is the frame format, with blocks that do not refer to each other (KafkaLZ4BlockInputStream). liblz4, and
-#: so Arrow, links the blocks of more than 64 KB, so that frames are made here, as a Java producer makes them: magic,
-#: flags for independent blocks, blocks of up to 64 KB, checksum of that; then each block with its size; then a zero.
+#: so Arrow, links the blocks of more than 64 KB. So frames are made here, as a Java producer makes them: magic, flags
+#: for independent blocks, blocks of up to 64 KB, checksum of that; then each block with its size; then a zero.
 _LZ4_HEAD, _LZ4_END = bytes.fromhex("04224d18 60 40 82"), bytes(4)
 _LZ4_BLOCK_BYTES, _LZ4_STORED = 64 * 1024, 1 << 31
 TRANSACTIONAL = 0x10
 MAGIC = 2
 NO_LEADER_EPOCH = -1
-#: Of a batch's header the part before the checksum, and the part that the checksum covers with the records.
+#: A batch's header in two parts: before the checksum, and what the checksum covers with the records.
 _HEAD, _REST = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
 #: The length counts from after itself.
 _COUNTED_OF_HEAD = 4 + 1 + 4
@@ -93,7 +93,7 @@ def encode(key: pa.Array | None, value: pa.Array, places: np.ndarray[Any, Any]) 
 
     keys, key_sizes = _filled(key if key is not None else pa.nulls(len(value), pa.binary()))
     values, value_sizes = _filled(value)
-    # Of each record: its size, 0 for attributes, +0 for the time, its place, the key, the value, 0 for no headers.
+    # Each record has: its size, 0 for attributes, +0 for the time, its place, the key, the value, 0 for no headers.
     place, key_size, value_size = varints(places), varints(key_sizes), varints(value_sizes)
     sizes: Any = 3 + sum(_sizes(array) for array in (place, key_size, keys, value_size, values))
     return pc.binary_join_element_wise(
@@ -264,7 +264,7 @@ def _chosen(hashes: np.ndarray[Any, Any], partitions: int) -> np.ndarray[Any, An
 
 
 def _murmur2(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Of keys of one size: a row of bytes each."""
+    """Keys of one size: a row of bytes each."""
     import numpy as np
 
     rows, size = keys.shape

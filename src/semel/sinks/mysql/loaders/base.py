@@ -60,7 +60,7 @@ class Loader(ABC):
         self._send_in_turn(lambda: self.connection.cursor().execute(statement), rows)
 
     def _send_in_turn(self, send: Callable[[], Any], rows: int) -> None:
-        """A turn is for speed only: whoever waits for one too long goes ahead, and takes none any more.
+        """A turn is for speed only: a task that waits for one too long goes ahead, and takes none any more.
 
         A turn ends with its connection at the latest.
         """
@@ -70,12 +70,12 @@ class Loader(ABC):
             if cursor.fetchone() != (1,):
                 self.turn = ""
         send()
-        expect(self.connection, rows)
+        require_taken(self.connection, rows)
         if self.turn:
             self.connection.cursor().execute("SELECT RELEASE_LOCK(%s)", (self.turn,))
 
 
-def expect(connection: Any, rows: int | None) -> None:
+def require_taken(connection: Any, rows: int | None) -> None:
     """A row that was left out or changed fails the batch, whatever the server thinks of it.
 
     Without a number, rows are not counted: a row that replaces another counts as two, or as none.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: How much one request carries, unless it is a single row: the server answers each, and holds it in memory as a whole.
 BULK_BYTES_MAX = 4 * 1024 * 1024
-#: Of a packet, what is left for its head beside the types.
+#: The bytes that a packet keeps for its head beside the types.
 HEAD_BYTES_MAX = 1024
 #: The server has no room for one more prepared statement, or is set to have none.
 TOO_MANY_STATEMENTS = 1461
@@ -181,7 +181,7 @@ def _pieces(batch: pa.RecordBatch, fields: Sequence[Field], ways: Sequence[Binar
 
 
 class Block:
-    """Numbers that stand side by side in each row. Of a null there is only the byte that says so."""
+    """Numbers that stand side by side in each row. For a null there is only the byte that says so."""
 
     def __init__(self, rows: int) -> None:
         self.count = rows

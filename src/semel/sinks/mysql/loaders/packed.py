@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel import formats
 from semel.sinks.mysql.connection import number_of, pymysql_, quote
-from semel.sinks.mysql.loaders.base import Loader, expect
+from semel.sinks.mysql.loaders.base import Loader, require_taken
 from semel.sinks.mysql.loaders.bulk import BLOB, LONG, TOO_MANY_STATEMENTS, VAR_STRING, Binary, Bulk, encode
 from semel.sinks.mysql.types import Unfit
 from semel.sinks.mysql.wire import STMT_BULK_OPERATIONS, Statement
@@ -112,7 +112,7 @@ class Packer(Bulk):
         ]
         self._number += 1
         self._statement.execute_bulk(request)
-        expect(self.connection, 1)
+        require_taken(self.connection, 1)
 
     def _packed(self, batches: Sequence[pa.RecordBatch]) -> Iterator[memoryview]:
         fields = {field.name: field for field in self.fields}
@@ -202,7 +202,7 @@ class Packed:
     def _expect(self, rows: int | None) -> None:
         """What the server did to rows without calling it an error is one of its errors here."""
         try:
-            expect(self.session.connection, rows)
+            require_taken(self.session.connection, rows)
         except Unfit as error:
             raise pymysql_().err.DataError(DATA_TRUNCATED, str(error)) from None
 
