@@ -60,6 +60,8 @@ class Shop:
         options = {"maxOffsetsPerTrigger": ROWS_PER_BATCH}
         df = semel.read_kafka(self.spark, f"in-{self.suffix}", servers=self.kafka, options=options)
         writer = semel.write(df.select("key", "value")).to(*self.sinks()).queryName(f"audited-{self.suffix}")
+        # A task for each partition, so that there are several markers to be compared.
+        writer = writer.option("semel.tasks", "partitions")
         return writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(availableNow=True)
 
     def put(self, rows: int) -> None:
