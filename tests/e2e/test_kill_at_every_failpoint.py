@@ -31,13 +31,14 @@ NTH = {"log.written": 5} | dict.fromkeys((p for p in FAILPOINTS if p.startswith(
     "shape",
     [
         pytest.param("stateless", marks=pytest.mark.long),
-        pytest.param("stateful", marks=[pytest.mark.spark35, pytest.mark.hadoop_files]),
+        pytest.param("stateful", marks=pytest.mark.spark35),
     ],
 )
 def test_kill_at_every_failpoint(make_game: Callable[..., Game], shape: str) -> None:
+    """In turns by our local files and by Hadoop's: a checkpoint goes on whichever way it was written."""
     game = make_game(sink="both", shape=shape, batches=2 * len(POINTS))
     for point in POINTS:
-        life = game.live(f"{point}@{NTH.get(point, 2)}")
+        life = game.live(f"{point}@{NTH.get(point, 2)}", **game.in_turns())
         # A task takes only its Python worker along; Spark then fails the batch, and the driver ends with an error.
         died = "failed before it was decided" in life.error if point.startswith("task.") else life.killed
         assert died, f"{point}: {life}"

@@ -47,7 +47,6 @@ ORDER = (
 NTH = {"log.written": 5, "kafka.committed": 3} | dict.fromkeys((p for p in ORDER if p.startswith("startup.")), 1)
 
 
-@pytest.mark.hadoop_files
 def test_kill_at_every_failpoint(make_stores_game: Callable[..., StoresGame]) -> None:
     game = make_stores_game(batches=2 * len(ORDER))
     for point in ORDER:
