@@ -20,7 +20,7 @@ class CheckpointFiles:
     def __init__(self, spark: SparkSession, root: str, settings: Mapping[str, str]) -> None:
         self.root = root.rstrip("/")
         self.jvm = jvm_of(spark)
-        conf = hadoop_conf(spark)
+        self._conf = conf = hadoop_conf(spark)
         for name, value in settings.items():
             conf.set(name, value)
         self.manager = _first_class(self.jvm).create(self.path(""), conf)
@@ -41,13 +41,18 @@ class CheckpointFiles:
             stream.close()
 
     def read(self, name: str) -> bytes:
-        """With the checksum compared, as Spark reads it."""
+        """As Spark reads it, which compares no checksum; and by Hadoop's FileSystem, which does."""
         with java_errors_as_os_errors("read", name):
-            stream = self.manager.open(self.path(name))
-            try:
-                return bytes(self.jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
-            finally:
-                stream.close()
+            content = self._all_of(self.manager.open(self.path(name)))
+            if self._all_of(self.path(name).getFileSystem(self._conf).open(self.path(name))) != content:
+                raise ValueError(f"{name} has two contents")
+            return content
+
+    def _all_of(self, stream: Any) -> bytes:
+        try:
+            return bytes(self.jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
 
     def mkdirs(self, name: str) -> None:
         with java_errors_as_os_errors("make", name):

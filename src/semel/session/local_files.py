@@ -34,7 +34,7 @@ MASTER, CLASS_PATH = "spark.master", "spark.driver.extraClassPath"
 VARIABLE = "SPARK_DIST_CLASSPATH"
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 COMPILER_JARS = ("janino-*.jar", "commons-compiler-*.jar")
-HADOOP_JARS = ("hadoop-client-api-*.jar", "slf4j-api-*.jar")
+HADOOP_JARS = ("*.jar",)
 COMPILE_S_MAX = 60
 WITHOUT_IT = (
     "Checkpoints on a local disk are written by Hadoop's own code, which starts a process for each file: "
