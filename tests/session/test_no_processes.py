@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from semel.session.local_files import HADOOPS_OWN, SETTING, VARIABLE
 from tests.quick_spark import JVM, OPTIONS
 
@@ -57,6 +59,7 @@ def test_semel_run_starts_no_process_for_a_file_of_its_checkpoint(tmp_path: Path
     assert programs_started(tmp_path) == []
 
 
+@pytest.mark.long
 def test_with_hadoops_own_code_there_is_one_for_each(tmp_path: Path) -> None:
     """So the list would have shown them."""
     started = programs_started(tmp_path, f"{SETTING}={HADOOPS_OWN}")

@@ -48,7 +48,7 @@ public class LocalFiles extends ChecksumFs {
         try {
             from.getFileSystem().provider().checkAccess(from);
             if (overwrite) {
-                // A checksum that outlives its content would make the new content unreadable.
+                // A checksum that outlives its content would make the new content unreadable where it is compared.
                 Files.deleteIfExists(checksum);
                 Files.move(from, to, REPLACING);
             } else {
