@@ -16,10 +16,11 @@ from semel.dev.jars import connector_jars
 from semel.dev.kafka import KafkaCluster, kafka
 from semel.dev.mariadb import MariaDbServer, mariadb
 from semel.dev.postgres import PostgresServer, postgres
+from semel.session.local_files import HADOOPS_OWN, KEY
 from semel.sinks.sql.store import Store
 from tests.budget import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 from tests.class_archive import use_class_archive
-from tests.quick_spark import MANAGER, OPTIONS, manager, use_quick_spark
+from tests.quick_spark import OPTIONS, use_quick_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,8 +62,8 @@ def class_archive(quick_spark: None) -> None:
 
 @pytest.fixture(autouse=True)
 def hadoop_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """With this mark, and with HDFS, checkpoints are written as users have them. See tests/quick_spark.py."""
-    if not request.node.get_closest_marker("hadoop_files") and "hdfs_uri" not in request.fixturenames:
+    """With this mark checkpoints are written by Hadoop's own code. See tests/quick_spark.py."""
+    if not request.node.get_closest_marker("hadoop_files"):
         yield
         return
     monkeypatch.delenv(OPTIONS, raising=False)
@@ -70,11 +71,10 @@ def hadoop_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         yield
         return
     conf = request.getfixturevalue("spark").conf
-    before = conf.get(MANAGER)
-    conf.set(MANAGER, manager("FileContext"))
+    # What a session says counts more than what its JVM was started with.
+    conf.set(KEY, HADOOPS_OWN)
     yield
-    # Without a value Spark would go back to its own default, and not to what the JVM was started with.
-    conf.set(MANAGER, before)
+    conf.unset(KEY)
 
 
 @pytest.fixture(autouse=True)

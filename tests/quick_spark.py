@@ -1,24 +1,17 @@
-"""How tests start Spark: without a process for each file that it writes, and with its classes at hand.
+"""How tests start Spark: without a process for each file of a checkpoint, and with its classes at hand.
 
-Hadoop's local file system starts `chmod` for each file and folder where its native library is missing, and PySpark
-brings none. Tests use one that sets permissions in the JVM. It writes the same files, checksums included. It is there
-as a FileSystem only, so Spark's checkpoints are written by the manager for those.
-
-A test that is marked `hadoop_files`, or that uses HDFS, has Spark as users have it; see tests/README.md.
+Checkpoints are written as `semel run` and `semel.configure` have them (semel.session.local_files). A test that is
+marked `hadoop_files` has Spark as it comes; see tests/README.md.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from importlib.metadata import version
 
-from semel.dev.jars import connector_jars, fetch
+from semel.dev.jars import connector_jars
 from semel.errors import SemelError
-
-COORDINATE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
-MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-FILE_SYSTEM = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+from semel.session.local_files import CLASS, HADOOPS_OWN, SETTING, local_files_jar
 
 #: Environment variables that bin/spark-submit reads, and with it PySpark, `semel run` and all that they start.
 #: The options of a driver's JVM. What a session sets itself comes later and counts more.
@@ -34,32 +27,24 @@ SHORT_LIFE = "SEMEL_TEST_JAVA_OPTIONS"
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-def manager(of: str) -> str:
-    """Spark's class that writes checkpoints by FileSystem, or by FileContext, which is what users have."""
-    # Spark 4.1 moved them.
-    moved = tuple(map(int, version("pyspark").split(".")[:2])) >= (4, 1)
-    package = "org.apache.spark.sql.execution.streaming" + (".checkpointing" if moved else "")
-    return f"{package}.{of}BasedCheckpointFileManager"
-
-
 def use_quick_spark() -> None:
     """Every Spark that is started from here on, by us or by a child, is such a one."""
     os.environ.setdefault(LAUNCHER_OPTIONS, JVM)
     try:
-        jars = [*fetch(COORDINATE, say=print), *connector_jars(say=print)]
+        jars = [local_files_jar(), *connector_jars(say=print)]
     except SemelError as error:
         # Most tests need no Spark. Those that do are slow then, and right.
         warnings.warn(f"Spark starts a process for each file that it writes: {error.args[0]}", stacklevel=1)
         return
-    settings = {"spark.hadoop.fs.file.impl": FILE_SYSTEM, MANAGER: manager("FileSystem")}
-    os.environ[OPTIONS] = " ".join(f"-D{name}={value}" for name, value in settings.items())
+    os.environ[OPTIONS] = f"-D{SETTING}={CLASS}"
     # Everywhere the same, because an archive of classes fits one class path.
     os.environ[CLASS_PATH] = os.pathsep.join(map(str, jars))
 
 
 def quick_conf() -> dict[str, str]:
-    """The settings of a short life."""
-    return {"spark.driver.extraJavaOptions": os.environ.get(SHORT_LIFE, JVM)}
+    """The settings of a short life. `semel` would choose files of ours by itself."""
+    files = {} if OPTIONS in os.environ else {SETTING: HADOOPS_OWN}
+    return {"spark.driver.extraJavaOptions": os.environ.get(SHORT_LIFE, JVM), **files}
 
 
 def quick_run() -> tuple[str, ...]:

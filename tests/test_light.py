@@ -20,7 +20,7 @@ from semel.runtime.task import TaskWriter
 from semel.sinks import Sink
 
 #: What belongs to the driver, or to the command line, and has no business on an executor.
-DRIVERS = ("verify", "model", "simulation", "demo", "dev", "cli", "audit", "run", "decisions")
+DRIVERS = ("verify", "model", "simulation", "demo", "dev", "cli", "audit", "run", "decisions", "session")
 HEAVY = ("typer", "rich", "pyspark", "pandas", "sqlite3", "email", "http", "asyncio", "multiprocessing")
 
 LOADED = """

@@ -1,15 +1,15 @@
-"""What a test asks for it gets: Spark without a process for each file, or the checkpoints that users have."""
+"""What a test asks for it gets: checkpoints as `semel run` and `semel.configure` write them, or as Spark comes."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from semel.decisions.hadoop import _first_class, hadoop_conf, jvm_of
-from tests.quick_spark import FILE_SYSTEM, OPTIONS
+from semel.session.local_files import CLASS, HADOOPS_OWN
+from tests.quick_spark import OPTIONS, quick_conf
+from tests.session.checkpoint_files import checkpoint_files, class_behind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,18 +17,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark35
 
 
-def writes_with(spark: SparkSession, folder: str) -> tuple[str, str]:
-    jvm: Any = jvm_of(spark)
-    conf, path = hadoop_conf(spark), jvm.org.apache.hadoop.fs.Path(folder)
-    manager = _first_class(jvm).create(path, conf)
-    return str(manager.getClass().getSimpleName()), str(path.getFileSystem(conf).getClass().getName())
-
-
-def test_no_process_is_started_for_a_file(spark: SparkSession, tmp_path: Path) -> None:
-    assert writes_with(spark, str(tmp_path)) == ("FileSystemBasedCheckpointFileManager", FILE_SYSTEM)
+def test_no_process_is_started_for_a_file(spark: SparkSession) -> None:
+    assert class_behind(checkpoint_files(spark, "file:/anywhere")) == CLASS
+    assert "spark.hadoop.fs.AbstractFileSystem.file.impl" not in quick_conf()
 
 
 @pytest.mark.hadoop_files
-def test_with_the_mark_checkpoints_are_as_users_have_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_with_the_mark_checkpoints_are_as_spark_comes(spark: SparkSession) -> None:
     assert OPTIONS not in os.environ
-    assert writes_with(spark, str(tmp_path))[0] == "FileContextBasedCheckpointFileManager"
+    assert class_behind(checkpoint_files(spark, "file:/anywhere")) == HADOOPS_OWN
+    assert quick_conf()["spark.hadoop.fs.AbstractFileSystem.file.impl"] == HADOOPS_OWN

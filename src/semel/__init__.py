@@ -8,6 +8,7 @@ from semel.late import names_in
 if TYPE_CHECKING:
     from semel.runtime.phases import Limits
     from semel.runtime.pipeline import Pipeline, StreamWriter, pipeline, sink, write
+    from semel.session.configure import configure
     from semel.sinks import Files, Kafka, Memory, MySql, Postgres, Sink, Sqlite
     from semel.sinks.files import committed_files, read_committed
     from semel.sources import read_kafka
@@ -26,6 +27,7 @@ __all__ = [
     "Sqlite",
     "StreamWriter",
     "committed_files",
+    "configure",
     "pipeline",
     "read_committed",
     "read_kafka",
@@ -42,6 +44,7 @@ __getattr__ = names_in(
         **dict.fromkeys(("Files", "Kafka", "Memory", "MySql", "Postgres", "Sink", "Sqlite"), "semel.sinks"),
         **dict.fromkeys(("committed_files", "read_committed"), "semel.sinks.files"),
         "Limits": "semel.runtime.phases",
+        "configure": "semel.session.configure",
         "read_kafka": "semel.sources",
         "workload": "semel.verify.workload",
     },

@@ -21,8 +21,7 @@ import pytest
 from tests.processes import wait_until
 from tests.quick_spark import quick_run
 
-# What two drivers do to a checkpoint depends on how its files get their names.
-pytestmark = [pytest.mark.hadoop_files, pytest.mark.usefixtures("class_archive")]
+pytestmark = pytest.mark.usefixtures("class_archive")
 
 PIPELINE = """
 import os
@@ -230,6 +229,7 @@ def test_twenty_handovers_in_a_row_leave_one_running_each_time(tmp_path: Path, f
     play(tmp_path, feeder, handovers=20)
 
 
+@pytest.mark.hadoop_files
 @pytest.mark.long
 @pytest.mark.parametrize("trigger", ["300 milliseconds", "10 seconds"])
 def test_of_two_queries_with_the_drop_in_exactly_one_runs_on(tmp_path: Path, feeder: Feeder, trigger: str) -> None:
@@ -257,6 +257,7 @@ def test_of_two_queries_with_the_drop_in_exactly_one_runs_on(tmp_path: Path, fee
     assert (ids(tmp_path), ids_in_files(tmp_path)) == (expected, expected)
 
 
+@pytest.mark.hadoop_files
 @pytest.mark.long
 def test_a_drop_in_whose_batch_another_query_has_just_ended_leaves_that_one_alone(tmp_path: Path) -> None:
     """The newer Spark reads the checkpoint while batch 0 is under way. Then the older one ends it and waits for rows.

@@ -22,6 +22,7 @@ from semel.decisions.log import DecisionLog
 from semel.failpoints import VARIABLE
 from semel.protocol.invariants import nothing_duplicated, nothing_lost
 from semel.protocol.recovery import effective_committables
+from semel.session.local_files import CLASS, HADOOPS_OWN, SETTING
 from semel.sinks.files import committed_files
 from tests.e2e.child import Setup, arguments
 
@@ -97,6 +98,11 @@ class Lives:
 
     def live(self, failpoints: str = "", **changes: Any) -> Life:
         return self.finish(self.start(failpoints, **changes))
+
+    def in_turns(self) -> dict[str, Any]:
+        """What to change for the next life, so that each goes on with files that the other way has written."""
+        hadoops = len(self.children) % 2 == 1
+        return {"conf": (*self.setup.conf, (SETTING, HADOOPS_OWN if hadoops else CLASS))}
 
 
 @dataclass

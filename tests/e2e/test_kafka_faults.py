@@ -174,7 +174,6 @@ def test_the_transaction_coordinator_fails_over_between_prepare_and_commit(
 # Zombies ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.hadoop_files
 def test_zombie_drivers_are_fenced_and_change_nothing(make_kafka_game: Make) -> None:
     """Two drivers are stopped, one before its decision and one after it; a third finishes; then both wake up."""
     game = make_kafka_game(batches=6)

@@ -47,7 +47,6 @@ ORDER = (
 )
 
 
-@pytest.mark.hadoop_files
 def test_kill_at_every_failpoint(make_stores_game: Callable[..., StoresGame]) -> None:
     game = make_stores_game(batches=2 * len(ORDER))
     for turn, point in enumerate(ORDER):

@@ -46,8 +46,9 @@ FEW_ROCKSDB: tuple[Cut, ...] = (
 )
 
 
+pytestmark = pytest.mark.usefixtures("class_archive")
 #: What a power cut leaves behind depends on how the files were written.
-pytestmark = [pytest.mark.hadoop_files, pytest.mark.usefixtures("class_archive")]
+AS_SPARK_COMES = pytest.mark.hadoop_files
 
 
 @pytest.fixture
@@ -69,10 +70,10 @@ def audited(game: PowerGame) -> Audit:
     return compare(gather("killed", "exactly-once", checkpoint, [sink.among(targets) for sink in targets]))
 
 
-def play(game: PowerGame, cuts: Sequence[Cut], seed: int) -> int:
-    """How many of the cuts count."""
+def play(game: PowerGame, cuts: Sequence[Cut], seed: int, *, in_turns: bool = False) -> int:
+    """How many of the cuts count. `in_turns` by our local files and by Hadoop's."""
     for n, (point, mode) in enumerate(cuts):
-        life = game.lose_power(point, mode, seed + n)
+        life = game.lose_power(point, mode, seed + n, **(game.in_turns() if in_turns else {}))
         died = "failed before it was decided" in life.error if point.startswith("task.") else life.killed
         assert died, f"{point}, {mode}, seed {seed + n}: {life}"
     game.play_on()
@@ -81,16 +82,21 @@ def play(game: PowerGame, cuts: Sequence[Cut], seed: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("conf", "cuts"),
-    [pytest.param(HDFS_BACKED, FEW_HDFS, id="hdfs"), pytest.param(CHANGELOG, FEW_ROCKSDB, id="rocksdb")],
+    ("conf", "cuts", "in_turns"),
+    [
+        pytest.param(HDFS_BACKED, FEW_HDFS, False, id="hdfs"),
+        pytest.param(CHANGELOG, FEW_ROCKSDB, True, id="rocksdb"),
+        pytest.param(HDFS_BACKED, FEW_HDFS, False, id="hdfs, as Spark comes", marks=[AS_SPARK_COMES, pytest.mark.long]),
+    ],
 )
 def test_power_cuts_lose_and_double_nothing(
-    disk: PowerDisk, games: list[PowerGame], conf: tuple[tuple[str, str], ...], cuts: Sequence[Cut]
+    disk: PowerDisk, games: list[PowerGame], conf: tuple[tuple[str, str], ...], cuts: Sequence[Cut], in_turns: bool
 ) -> None:
     games.append(power_game(disk, 2 * len(cuts), shape="stateful", conf=conf))
-    assert play(games[0], cuts, seed=1) >= 4
+    assert play(games[0], cuts, seed=1, in_turns=in_turns) >= 4
 
 
+@AS_SPARK_COMES
 def test_power_cuts_of_the_drop_in_leave_a_query_that_can_be_started_again(
     disk: PowerDisk, games: list[PowerGame]
 ) -> None:
@@ -102,7 +108,7 @@ def test_power_cuts_of_the_drop_in_leave_a_query_that_can_be_started_again(
     assert not any(path.endswith("/metadata") for loss in game.losses for path in loss.gone)
 
 
-@pytest.mark.parametrize("mode", ["some", "torn"])
+@pytest.mark.parametrize("mode", ["some", pytest.param("torn", marks=AS_SPARK_COMES)])
 def test_a_power_cut_behind_a_plan_that_was_put_back(disk: PowerDisk, games: list[PowerGame], mode: Mode) -> None:
     """Somebody planned the decided batch anew, and a checksum of that plan lies beside it."""
     game = power_game(disk, 6, shape="stateful", conf=HDFS_BACKED)
@@ -129,10 +135,10 @@ def test_a_power_cut_behind_a_plan_that_was_put_back(disk: PowerDisk, games: lis
 @pytest.mark.parametrize(
     ("shape", "conf"),
     [
-        pytest.param("stateless", (), id="stateless"),
+        pytest.param("stateless", (), id="stateless", marks=AS_SPARK_COMES),
         pytest.param("stateful", HDFS_BACKED, id="hdfs"),
         pytest.param("stateful", ROCKSDB, id="rocksdb"),
-        pytest.param("stateful", CHANGELOG, id="changelog"),
+        pytest.param("stateful", CHANGELOG, id="changelog", marks=AS_SPARK_COMES),
     ],
 )
 def test_power_cuts_at_every_failpoint(

@@ -423,7 +423,7 @@ def test_without_the_connector_the_error_names_the_one_that_fits(topic: Topic) -
     wanted = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
     assert remedy == (
         f'  what to do: In a pipeline file write @semel.pipeline(packages=("{wanted}",)); '
-        f'in a session of your own .config("spark.jars.packages", "{wanted}").'
+        "make a session of your own with semel.configure(SparkSession.builder).getOrCreate()."
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import shutil
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,11 @@ from semel.demo.side import Side
 from semel.demo.timeline import Lane, draw
 from semel.demo.warmup import demo_variables, run_command, spark_conf, warm_up
 from semel.errors import ConfigError, MissingExtra
+from semel.session.local_files import MASTER, with_local_files
 
+_LOG = logging.getLogger("semel")
+
+MASTER_OF_BOTH = "local[*]"
 FILES_PER_BATCH = 2
 COMMITS_PER_BATCH = 4
 
@@ -129,6 +134,9 @@ def _play_in(
     work: Path, settings: Settings, orders: Sequence[Order], watch: Callable[[Sequence[Side]], None]
 ) -> tuple[list[Side], list[Verdict]]:
     scene = kafka_scene() if settings.on_kafka else EMBEDDED
+    # Plain Spark gets them, too: what is compared is what is lost, and not the files.
+    conf = with_local_files({MASTER: MASTER_OF_BOTH, **scene.conf}, say=_LOG.warning)
+    scene = replace(scene, conf=conf)
     archive = work / "spark-classes.jsa"
     watch(())
     with scene.open(work) as open_shop:
@@ -196,7 +204,7 @@ def _variables(settings: Settings, folder: Path, conf: Mapping[str, str], shop: 
         "SEMEL_DEMO_FILES_PER_BATCH": str(FILES_PER_BATCH),
         "SEMEL_DEMO_ROWS_PER_BATCH": str(rows_per_batch),
         "SEMEL_DEMO_ROWS_PER_COMMIT": str(max(1, rows_per_batch // COMMITS_PER_BATCH)),
-        "SEMEL_DEMO_CONF": json.dumps({"spark.master": "local[*]", **conf}),
+        "SEMEL_DEMO_CONF": json.dumps(conf),
     }
 
 

@@ -68,9 +68,14 @@ def fetch(coordinate: str, *, say: Say) -> list[Path]:
 
 
 def connector_jars(*, say: Say) -> list[Path]:
-    """What the installed PySpark lacks to read and write Kafka, for `spark.jars`."""
+    """What the installed PySpark lacks to read and write Kafka."""
+    return jars_beside_spark(connector(), say=say)
+
+
+def jars_beside_spark(coordinate: str, *, say: Say) -> list[Path]:
+    """The jars of a coordinate that the installed PySpark does not have itself."""
     there = {_artifact(jar) for jar in _jars(pyspark_jars())}
-    return [jar for jar in fetch(connector(), say=say) if _artifact(jar) not in there]
+    return [jar for jar in fetch(coordinate, say=say) if _artifact(jar) not in there]
 
 
 def _artifact(jar: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -14,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError, MissingExtra
 from semel.runtime.pipeline import Pipeline
+from semel.session.local_files import with_local_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_LOG = logging.getLogger("semel")
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -79,6 +83,7 @@ def open_session(settings: SparkSettings, pipelines: Sequence[Pipeline]) -> Spar
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = session_conf(settings, pipelines)
     if SparkContext._active_spark_context is None:
+        conf = with_local_files(conf, say=_LOG.warning)
         spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
         gateway = _launch_jvm(spark_conf, show_log=settings.show_log)
         try:

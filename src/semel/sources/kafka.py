@@ -288,7 +288,7 @@ def _no_connector(spark: SparkSession) -> ConfigError:
     return ConfigError(
         f"This Spark {spark.version} cannot read Kafka: its connector is not on the class path.",
         remedy=f'In a pipeline file write @semel.pipeline(packages=("{wanted}",)); '
-        f'in a session of your own .config("spark.jars.packages", "{wanted}").',
+        "make a session of your own with semel.configure(SparkSession.builder).getOrCreate().",
     )
 
 

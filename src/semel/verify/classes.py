@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from semel.dev.jars import cache_folder, java, pyspark_jars
+from semel.session.local_files import SOURCE, jar_of
 
 #: What the class path of a life is made of, beside PySpark's own jars: settings, and what bin/spark-class adds to it.
 SETTINGS = ("spark.driver.extraClassPath", "spark.jars", "spark.jars.packages")
@@ -24,6 +25,7 @@ def archive_of(conf: Mapping[str, str]) -> Path:
     """Where the classes for these settings are kept, whether they are there or not."""
     program = os.path.realpath(java())
     said = [program, str(os.stat(program).st_mtime_ns), str(pyspark_jars())]
+    said.append(jar_of(SOURCE.read_bytes()).name)
     said += [*(conf.get(name, "") for name in SETTINGS), *(os.environ.get(name, "") for name in VARIABLES)]
     name = hashlib.sha256("\0".join(said).encode()).hexdigest()[:16]
     return cache_folder().with_name("classes") / f"{name}.jsa"

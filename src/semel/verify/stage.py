@@ -14,6 +14,7 @@ from semel.dev.jars import Say, connector_jars
 from semel.dev.servers import KAFKA_NAME
 from semel.errors import ConfigError
 from semel.run.loading import import_file, split_target
+from semel.session.local_files import MASTER, with_local_files
 from semel.sinks.base import Sink
 from semel.sinks.kinds import kind_of
 from semel.verify.child import Probe, probe
@@ -132,11 +133,15 @@ def _variables(settings: Settings, work: Path, servers: Mapping[str, Server]) ->
 
 
 def _conf(settings: Settings, say: Say) -> dict[str, str]:
-    """The built-in pipeline brings its connector; a user's file names its own packages."""
-    if not settings.sinks or KAFKA_NAME not in settings.all_servers:
+    """The built-in pipeline brings its connector; a user's file names its own packages, and maybe a class path."""
+    if not settings.sinks:
         return dict(settings.conf)
-    jars = os.pathsep.join(map(str, connector_jars(say=say)))
-    return {"spark.driver.extraClassPath": jars, "spark.executor.extraClassPath": jars, **settings.conf}
+    brought = {}
+    if KAFKA_NAME in settings.all_servers:
+        jars = os.pathsep.join(map(str, connector_jars(say=say)))
+        brought = {"spark.driver.extraClassPath": jars, "spark.executor.extraClassPath": jars}
+    # A life would do so itself; here it is said once where that cannot be.
+    return with_local_files({MASTER: settings.master, **brought, **settings.conf}, say=say)
 
 
 def _make_topics(variables: Mapping[str, str], topics: Sequence[str]) -> None:
