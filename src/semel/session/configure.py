@@ -87,7 +87,10 @@ def _say(text: str) -> None:
 def settings_for(
     given: Mapping[str, str], *, kafka: bool, local_files: bool, packages: Iterable[str], say: Say
 ) -> dict[str, str]:
-    """What is to be set beside what a builder was given. It looks at all places where Spark takes settings from."""
+    """What is to be set beside what a builder was given. It looks at all places where Spark takes settings from.
+
+    The Python of the workers is no setting of a builder: PySpark reads a variable of the environment.
+    """
     submitted = _submit_arguments(os.environ.get(SUBMIT_ARGUMENTS, ""))
     known = {**_defaults_file(), **given, **submitted}
     # Where nobody says, PySpark's own scripts do: local[*].
