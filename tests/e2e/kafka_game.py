@@ -154,7 +154,11 @@ class KafkaGame(Lives):
                 if isinstance(record, Decided):
                     at = (self.checkpoint / "semel" / "decisions" / f"{batch:010d}.{slot}.json").stat().st_mtime
                     branches = (parse_branch(name) for c in record.committables for name in c.branches)
-                    self._decided_at |= {(batch, branch.task): at for branch in branches if branch}
+                    tasks = {branch.task for branch in branches if branch}
+                    if len(tasks) == 1 and not record.mends:
+                        # One wrote all of the partitions, and rows say which of them they are from.
+                        tasks |= set(range(PARTITIONS))
+                    self._decided_at |= {(batch, task): at for task in tasks}
                     self._decided_at.setdefault((batch, NO_TASK), at)
         # Journals of old batches are pruned, so what was read once is kept.
         return self._decided_at
