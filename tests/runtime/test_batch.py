@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from semel.errors import (
     DecisionUnknown,
     Fenced,
     InDoubt,
+    PlanRestored,
     SinkUnavailable,
 )
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
@@ -30,7 +32,7 @@ from semel.runtime.phases import TIDY_AGAIN_S, TIDY_EVERY_BATCHES, TIDY_SHARE, L
 from semel.runtime.startup import close_open_slot
 from semel.runtime.weaker import Weaker
 from semel.sinks.base import Context, Participant, Remains, Sight, StagedPart, committable_for
-from tests.planned import plans
+from tests.planned import offsets, plans
 
 PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
 
@@ -136,6 +138,57 @@ def test_a_batch_whose_plan_somebody_else_has_written_is_not_begun() -> None:
     assert data_now == "  the data now: nothing of the batch was written"
     assert remedy.startswith("  what to do: Start the pipeline again")
     assert a.calls == b.calls == []
+    assert c.log is not None
+    assert c.log.journal(4) == ()
+
+
+def began_behind(in_memory: str = "", in_checkpoint: int | None = None) -> Coordinator:
+    """Batch 3 was decided for its plan; Spark has read another one of it, or the checkpoint has one by now."""
+    c = coordinator(Scripted("a"), Scripted("b"))
+    decided = c.plans.read(3) if c.plans is not None else None
+    store = MemoryStore()
+    c.plans = plans(store=store)
+    if in_checkpoint is not None:
+        store.replace("offsets/3", offsets(3, end=in_checkpoint))
+    if c.log is not None:
+        c.log.append(Decided(Attempt(PIPELINE, 3, 0, Incarnation(1)), (), plan=decided))
+    c.begins_behind = lambda: {"offsets/3": in_memory} if in_memory else {}
+    return c
+
+
+def test_a_query_that_begins_where_the_decided_batch_before_ends_goes_on() -> None:
+    assert began_behind().exactly_once(4, stage).how == "committed"
+
+
+@pytest.mark.parametrize("amiss", [{"in_memory": "in memory: another"}, {"in_checkpoint": 999}])
+def test_a_query_that_begins_elsewhere_than_the_decided_batch_before_ends_is_stopped(amiss: dict[str, Any]) -> None:
+    """And what it has planned there is dropped: nobody sees of a plan where it begins."""
+    c = began_behind(**amiss)
+    with pytest.raises(PlanRestored) as caught:
+        c.exactly_once(4, stage)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what == "Batch 4 was not begun: Spark begins elsewhere than batch 3, as decided, ends."
+    assert data_now == "  the data now: nothing of the batch was written"
+    assert remedy.startswith("  what to do: Start the pipeline again")
+    assert c.plans is not None
+    assert not c.plans.has_planned(4)
+    assert c.log is not None
+    assert c.log.journal(4) == ()
+
+
+def test_only_the_first_batch_of_a_query_is_asked_where_it_begins() -> None:
+    c = began_behind()
+    c.exactly_once(4, stage)
+    c.begins_behind = lambda: pytest.fail("it begins where its own batch has ended")
+    assert c.exactly_once(5, stage).how == "committed"
+
+
+def test_a_batch_before_the_one_that_the_start_has_settled_is_not_begun() -> None:
+    """Spark has lost its plans since then. The journal of that batch may be forgotten: it would be written again."""
+    c = coordinator(Scripted("a"), Scripted("b"))
+    c.first = 5
+    with pytest.raises(PlanRestored, match="Batch 4 was not begun: the next one is 5"):
+        c.exactly_once(4, stage)
     assert c.log is not None
     assert c.log.journal(4) == ()
 

@@ -247,6 +247,7 @@ class BatchFunction:
         coordinator = self._coordinator_for(query, df, batch_id)
         if isinstance(coordinator, Coordinator):
             coordinator.in_hand = partial(self._in_hand, query, batch_id)
+            coordinator.begins_behind = partial(self._begins_behind, query, batch_id)
         coordinator.is_stopped = lambda: not query.is_active
         progress = self._progress_of(query)
         progress.began(batch_id)
@@ -260,8 +261,15 @@ class BatchFunction:
 
     def _in_hand(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
         """Nothing while `offsets/N` says what Spark has in memory; otherwise what no decision was taken for."""
+        return self._unlike(batch_id, query.offsets_in_hand())
+
+    def _begins_behind(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
+        """The same of the batch before, behind which Spark begins the first one that it hands over."""
+        return self._unlike(batch_id - 1, query.offsets_behind())
+
+    def _unlike(self, batch_id: int, in_hand: list[str]) -> Mapping[str, str]:
         content = (self._checkpoint and self._checkpoint.offsets(batch_id)) or b""
-        planned, in_hand = offsets_in(content), query.offsets_in_hand()
+        planned = offsets_in(content)
         # A form that we do not know has another number of lines, and says nothing.
         if len(planned) != len(in_hand) or all(map(is_same_offset, planned, in_hand)):
             return {}
