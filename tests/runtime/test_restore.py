@@ -242,6 +242,26 @@ def test_lists_that_were_made_behind_another_one_are_dropped() -> None:
     assert scene.content() == scene.whole
 
 
+def test_a_plan_stays_with_its_list_where_only_the_list_before_it_was_lost() -> None:
+    scene = ListsScene(done=3, decided=3)
+    behind = {"sources/0/4": b'v1\n{"path":"4.json"}', "offsets/4": b'v1\n{}\n{"logOffset":4}'}
+    for path, content in behind.items():
+        scene.files.create(path, content)
+    scene.lose("sources/0/3", "commits/3")
+    scene.start()
+    assert set(scene.content()) == set(scene.whole) - {"commits/3"} | set(behind)
+
+
+def test_where_spark_has_the_batch_in_hand_a_plan_behind_it_goes_with_its_list() -> None:
+    scene = ListsScene(done=2, decided=3)
+    scene.files.replace("sources/0/3", b'v1\n{"path":"4.json"}')
+    scene.files.create("sources/0/4", b'v1\n{"path":"3.json"}')
+    scene.files.create("offsets/4", b'v1\n{}\n{"logOffset":4}')
+    seen = Seen(lambda _, __: "", is_under_way=True, journals={3: scene.log.journal(3)})
+    assert settle_plan(scene.plans, 3, scene.log.journal(3), 3, seen) == ["sources/0/3"]
+    assert scene.content() == scene.whole
+
+
 def test_a_list_that_holds_those_before_it_is_not_dropped_where_they_are_gone() -> None:
     scene = ListsScene(done=9, decided=9)
     assert "sources/0/8" in scene.whole

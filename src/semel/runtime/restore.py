@@ -258,13 +258,13 @@ def _drop_what_is_behind(plans: Plans, batch: int, plan: Plan, facts: PlanFacts,
     It goes before the decided plan is put back: a start that dies in between finds that plan still missing.
     """
     amiss = {*facts.missing, *facts.different}
-    doomed = []
-    following = plan_to_drop(batch, _behind(plans, batch, seen)) if offsets_of(batch) in amiss else None
-    if following is not None:
-        doomed.append(offsets_of(following))
-    if any(path.startswith("sources/") for path in amiss) and batch + 1 not in decided_in(seen.journals):
-        doomed += _lists_to_drop(plans, batch, plan)
-    _drop(plans, batch, doomed)
+    following = plan_to_drop(batch, _behind(plans, batch, seen))
+    if following is None and (batch + 1 in decided_in(seen.journals) or plans.has_planned(batch + 1)):
+        return
+    lists = _lists_to_drop(plans, batch, plan) if any(path.startswith("sources/") for path in amiss) else []
+    # A plan without its lists would be of no use.
+    is_doomed = following is not None and bool(lists or offsets_of(batch) in amiss)
+    _drop(plans, batch, [offsets_of(batch + 1), *lists] if is_doomed else lists)
 
 
 def drop_plan_behind(plans: Plans, batch: int, plan: Plan) -> None:
