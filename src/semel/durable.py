@@ -78,6 +78,14 @@ def drop_checksum(path: Path) -> None:
         sync_folder(path.parent)
 
 
+def drop_file(path: Path) -> None:
+    """Remove a file durably, if it is there, and the checksum that Hadoop keeps of it."""
+    with suppress(FileNotFoundError):
+        checksum_of(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
 def drop_stray_checksums(folder: Path) -> None:
     """Remove checksums that Hadoop keeps of files which are not there, as a power cut may leave them.
 

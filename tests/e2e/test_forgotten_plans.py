@@ -168,14 +168,53 @@ def test_a_copy_of_the_checkpoint_that_is_older_than_the_log_catches_up_with_it(
     assert life.batches("forwarded") == [5]
 
 
-def test_a_batch_that_somebody_has_finished_over_other_rows_is_refused_in_three_lines(
-    make_game: Callable[..., Game],
-) -> None:
-    game = make_game(sink="both", batches=3)
-    assert game.live("batch.began@3").killed
+def plan_anew(game: Game, until: str) -> None:
+    """Batch 1 is decided and done; the checkpoint says of it what was not decided, and batch 2 is planned behind it."""
+    assert game.live(until).killed
     offsets = game.checkpoint / "offsets" / "1"
     (game.checkpoint / "offsets" / ".1.crc").unlink()
     offsets.write_text(offsets.read_text().replace('{"logOffset":1}', '{"logOffset":0}'))
+
+
+def test_a_batch_that_is_done_and_was_planned_anew_is_as_decided_again(make_game: Callable[..., Game]) -> None:
+    game = make_game(sink="both", batches=3)
+    plan_anew(game, until="batch.began@3")
+    life = game.live()
+    require_all(game, life, game.batches * game.rows - 1)
+    assert "Planned behind another plan of batch 1, and not decided: offsets/2 dropped." in life.stderr
+    assert "its plan said something else than was decided: offsets/1 put back" in life.stderr
+
+
+def test_a_drop_in_whose_copy_knows_the_end_of_a_batch_and_not_its_plan_has_every_row_once(
+    make_game: Callable[..., Game],
+) -> None:
+    """Found by the simulation: Spark plans batch 0 anew, takes it for done at its next start and plans batch 1.
+
+    Each time the driver dies before it puts anything back. The new lists name other files than the decided ones.
+    """
+    game = make_game(sink="both", batches=3)
+    late = game.batches * game.rows
+    assert game.live("batch.began@2", drop_in=True).killed
+    forget(game.checkpoint, "offsets/0", "offsets/1", "sources/0/0", "sources/0/1", checksums=True)
+    put_in_between(game, after=0)
+    for planned in (0, 1):
+        assert game.live("startup.claimed@1", drop_in=True).killed
+        assert (game.checkpoint / "offsets" / str(planned)).is_file()
+    assert "late.json" in (game.checkpoint / "sources" / "0" / "0").read_text()
+    life = game.live(drop_in=True)
+    assert (life.returncode, "PlanRestored" in life.error) == (1, True), life.error[:3000]
+    assert not (game.checkpoint / "offsets" / "1").exists()
+    assert not (game.checkpoint / "sources" / "0" / "1").exists()
+    life = game.live(drop_in=True)
+    require_all(game, life, late)
+    assert life.batches("committed") == [1, 2, 3]
+
+
+def test_a_batch_behind_whose_other_plan_one_was_decided_is_refused_in_three_lines(
+    make_game: Callable[..., Game],
+) -> None:
+    game = make_game(sink="both", batches=3)
+    plan_anew(game, until="batch.decided@3")
     life = game.live()
     assert life.returncode == 1
     what, now, todo = life.error.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -12,13 +13,16 @@ from semel.ids import Attempt, Incarnation, PipelineId
 from semel.protocol.events import Aborted, Committable, Decided
 from semel.protocol.invariants import decision_carries_its_plan
 from semel.protocol.plans import (
+    Behind,
     Plan,
     PlanAction,
     PlanFacts,
     PlannedFile,
+    begins_elsewhere,
     compare,
     digest_of,
     first_batch,
+    first_to_put_back,
     gone_on_from,
     is_read_at_start,
     is_strange,
@@ -26,6 +30,7 @@ from semel.protocol.plans import (
     must_start_again,
     newest_state,
     next_batch_of,
+    plan_to_drop,
     resolve_plan,
     undecided_gap,
     what_is_read,
@@ -178,15 +183,114 @@ def test_spark_reads_the_newest_plan_and_the_one_before() -> None:
     assert [b for b in range(9) if is_read_at_start(b, 7, is_planned=False)] == [5, 6, 7, 8]
 
 
-def test_somebody_has_gone_on_when_the_batch_is_done_or_the_next_one_planned() -> None:
-    assert gone_on_from(7, 8, is_next_planned=False) == "commits/7"
-    assert gone_on_from(7, 8, is_next_planned=True) == gone_on_from(7, 7, is_next_planned=True) == "offsets/8"
-    assert gone_on_from(7, 7, is_next_planned=False) == ""
-
-
 def test_of_a_batch_that_is_over_the_offsets_are_read() -> None:
     assert what_is_read(PLAN, is_over=True) == Plan((PLAN.files[1],))
     assert what_is_read(PLAN, is_over=False) == PLAN
+
+
+def test_of_a_batch_that_is_over_and_was_planned_anew_the_lists_of_its_sources_are_another_plans_too() -> None:
+    assert what_is_read(PLAN, is_over=True, is_replanned=True) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("newest_planned", "decided", "first"),
+    [(7, [4, 5, 6, 7], 5), (6, [4, 5, 6, 7], 5), (4, [5, 6, 7], 5), (3, [4, 5, 6, 7], 4), (-1, range(8), 0)],
+)
+def test_nothing_is_left_out_behind_the_plans_that_are_there(
+    newest_planned: int, decided: Collection[int], first: int
+) -> None:
+    assert first_to_put_back(7, newest_planned, decided) == first
+
+
+def test_where_the_log_has_forgotten_some_of_them_the_last_two_are_put_back() -> None:
+    assert first_to_put_back(7, 2, [4, 5, 6, 7]) == first_to_put_back(7, 2, [3, 5, 6, 7]) == 5
+
+
+BATCHES = st.sets(st.integers(0, 12))
+
+
+# Who has gone on ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        pytest.param(Behind(), id="nothing is behind"),
+        pytest.param(Behind(7, 6, [7]), id="it is planned"),
+        pytest.param(Behind(7, 7, [7]), id="its end is that of its decision"),
+        pytest.param(Behind(8, 7, [7]), id="a plan is no row"),
+        pytest.param(Behind(8, 6, [7]), id="nor is it one where that end is lost"),
+        pytest.param(Behind(8, 7, [6, 7, 8]), id="the next batch is decided for another plan"),
+        pytest.param(Behind(9, 8, [7, 8]), id="and it has ended, too"),
+        pytest.param(Behind(8, 7, [7], begun=[6, 7]), id="what was begun before does not matter"),
+    ],
+)
+def test_nobody_has_gone_on_while_decisions_explain_all_that_spark_has_ended(behind: Behind) -> None:
+    assert gone_on_from(7, behind) == ""
+
+
+@pytest.mark.parametrize(
+    ("behind", "proof"),
+    [
+        (Behind(8, 8, [7]), "commits/8 is there"),
+        (Behind(8, 8, [6, 7]), "commits/8 is there"),
+        # A batch in between was written under a weaker guarantee.
+        (Behind(9, 8, [7, 9]), "commits/8 is there"),
+        # Spark plans a batch when the one before is done: its end is lost, and no decision explains it.
+        (Behind(9, 7, [7]), "offsets/9 is there"),
+        (Behind(8, 7, [7], begun=[8]), "batch 8 was begun at-most-once"),
+        # It may have been decided behind the other plan.
+        (Behind(8, 7, [7, 8], as_decided=[8]), "offsets/8 is there"),
+        (Behind(9, 8, [7, 8, 9], as_decided=[9]), "offsets/9 is there"),
+    ],
+)
+def test_what_no_decision_explains_proves_that_somebody_has_gone_on(behind: Behind, proof: str) -> None:
+    assert gone_on_from(7, behind) == proof
+
+
+@given(
+    st.integers(0, 9),
+    st.integers(-1, 12),
+    st.integers(-1, 12),
+    st.sets(st.integers(0, 12)),
+    st.sets(st.integers(0, 12)),
+)
+def test_an_end_without_a_decision_is_never_overlooked(
+    batch: int, planned: int, done: int, decided: set[int], begun: set[int]
+) -> None:
+    behind = Behind(planned, done, decided | {batch}, begun=begun)
+    unexplained = set(range(batch, done + 1)) - behind.decided  # type: ignore[operator]
+    if unexplained:
+        assert gone_on_from(batch, behind) != ""
+    if (dropped := plan_to_drop(batch, behind)) is not None and gone_on_from(batch, behind) == "":
+        assert dropped > done
+        assert dropped not in decided | begun
+
+
+@pytest.mark.parametrize(
+    ("behind", "dropped"),
+    [
+        (Behind(8, 7, [7]), 8),
+        (Behind(8, 6, [7]), 8),
+        (Behind(7, 7, [7]), None),
+        (Behind(8, 7, [7, 8]), None),
+        (Behind(8, 8, [7]), None),
+        (Behind(9, 7, [7]), None),
+        (Behind(8, 7, [7], begun=[8]), None),
+    ],
+)
+def test_the_plan_behind_another_one_goes_where_nobody_has_decided_it(behind: Behind, dropped: int | None) -> None:
+    assert plan_to_drop(7, behind) == dropped
+
+
+@pytest.mark.parametrize(
+    ("found", "in_hand", "elsewhere"),
+    [("a", "a", False), (None, None, False), ("b", "b", True), ("a", "b", True), ("b", "a", True), (None, "b", True)],
+)
+def test_a_query_begins_where_the_decided_batch_before_ends(
+    found: str | None, in_hand: str | None, elsewhere: bool
+) -> None:
+    assert begins_elsewhere("a", found, in_hand) is elsewhere
 
 
 # Gaps -----------------------------------------------------------------------------------------------------------------

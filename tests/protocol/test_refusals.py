@@ -135,6 +135,9 @@ def test_only_a_guarantee_that_remembers_nothing_may_have_a_checkpoint_that_ends
         (UnderWay(5, is_over=True), Refusal.OVERTAKEN),
         # A copy of a checkpoint that knows less than the log.
         (UnderWay(5, is_over=True, newest_decided=6), None),
+        # The copy knew the end, and Spark has planned the batch anew.
+        (UnderWay(5, is_over=True, newest_decided=5, is_replanned=True), None),
+        (UnderWay(5, is_next_planned=True, is_over=True, newest_decided=5, is_replanned=True), Refusal.OVERTAKEN),
     ],
 )
 def test_a_query_that_another_driver_has_overtaken_fences_nobody(query: UnderWay, refusal: Refusal | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -14,17 +15,19 @@ from semel.errors import (
     CheckpointUnusable,
     CommitStalled,
     InDoubt,
+    PlanRestored,
     SinkUnavailable,
 )
-from semel.ids import Attempt, Branch
+from semel.ids import Attempt, Branch, Incarnation
 from semel.protocol.events import Committable, Decided, Outcome
+from semel.runtime.batch import Coordinator
 from semel.runtime.commits import Committers
 from semel.runtime.hands import Written
 from semel.runtime.phases import Only, Parts
 from semel.runtime.weaker import Weaker
 from semel.sinks.base import StagedPart, committable_for
-from tests.planned import plans
-from tests.runtime.scripted import PAUSES, Scripted, coordinator, stage
+from tests.planned import offsets, plans
+from tests.runtime.scripted import PAUSES, PIPELINE, Scripted, coordinator, stage
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +66,57 @@ def test_a_batch_whose_plan_somebody_else_has_written_is_not_begun() -> None:
     assert data_now == "  the data now: nothing of the batch was written"
     assert remedy.startswith("  what to do: Start the pipeline again")
     assert a.calls == b.calls == []
+    assert c.log is not None
+    assert c.log.journal(4) == ()
+
+
+def began_behind(in_memory: str = "", in_checkpoint: int | None = None) -> Coordinator:
+    """Batch 3 was decided for its plan; Spark has read another one of it, or the checkpoint has one by now."""
+    c = coordinator(Scripted("a"), Scripted("b"))
+    decided = c.plans.read(3) if c.plans is not None else None
+    store = MemoryStore()
+    c.plans = plans(store=store)
+    if in_checkpoint is not None:
+        store.replace("offsets/3", offsets(3, end=in_checkpoint))
+    if c.log is not None:
+        c.log.append(Decided(Attempt(PIPELINE, 3, 0, Incarnation(1)), (), plan=decided))
+    c.begins_behind = lambda: {"offsets/3": in_memory} if in_memory else {}
+    return c
+
+
+def test_a_query_that_begins_where_the_decided_batch_before_ends_goes_on() -> None:
+    assert began_behind().exactly_once(4, stage).how == "committed"
+
+
+@pytest.mark.parametrize("amiss", [{"in_memory": "in memory: another"}, {"in_checkpoint": 999}])
+def test_a_query_that_begins_elsewhere_than_the_decided_batch_before_ends_is_stopped(amiss: dict[str, Any]) -> None:
+    """And what it has planned there is dropped: nobody sees of a plan where it begins."""
+    c = began_behind(**amiss)
+    with pytest.raises(PlanRestored) as caught:
+        c.exactly_once(4, stage)
+    what, data_now, remedy = str(caught.value).splitlines()
+    assert what == "Batch 4 was not begun: Spark begins elsewhere than batch 3, as decided, ends."
+    assert data_now == "  the data now: nothing of the batch was written"
+    assert remedy.startswith("  what to do: Start the pipeline again")
+    assert c.plans is not None
+    assert not c.plans.has_planned(4)
+    assert c.log is not None
+    assert c.log.journal(4) == ()
+
+
+def test_only_the_first_batch_of_a_query_is_asked_where_it_begins() -> None:
+    c = began_behind()
+    c.exactly_once(4, stage)
+    c.begins_behind = lambda: pytest.fail("it begins where its own batch has ended")
+    assert c.exactly_once(5, stage).how == "committed"
+
+
+def test_a_batch_before_the_one_that_the_start_has_settled_is_not_begun() -> None:
+    """Spark has lost its plans since then. The journal of that batch may be forgotten: it would be written again."""
+    c = coordinator(Scripted("a"), Scripted("b"))
+    c.first = 5
+    with pytest.raises(PlanRestored, match="Batch 4 was not begun: the next one is 5"):
+        c.exactly_once(4, stage)
     assert c.log is not None
     assert c.log.journal(4) == ()
 

@@ -26,17 +26,20 @@ class Scene:
         self.stream, self.folder = stream, folder
         self.function = semel.sink(semel.Sqlite(str(folder / "out.db"), "out"))
         self.seen: dict[int, list[str]] = {}
+        self.behind: dict[int, list[str]] = {}
 
     def run(self, before: Callable[[], None] = lambda: None) -> str:
         """Until there is nothing left; `before` happens when Spark has its first rows in its hands. Why it stopped."""
 
         def listen(df: DataFrame, batch: int) -> None:
             self.seen[batch] = RunningQuery(df).offsets_in_hand()
+            self.behind[batch] = RunningQuery(df).offsets_behind()
             if len(self.seen) == 1:
                 before()
             self.function(df, batch)
 
         self.seen.clear()
+        self.behind.clear()
         writer = self.stream.writeStream.foreachBatch(listen).option("checkpointLocation", str(self.folder / "c"))
         query = writer.trigger(availableNow=True).start()
         try:
@@ -64,9 +67,11 @@ def test_what_spark_has_in_memory_is_what_it_planned_and_what_it_read(stream: Da
     scene = Scene(stream, tmp_path)
     assert scene.run() == ""
     assert scene.seen == {0: scene.planned(0), 1: scene.planned(1)}
+    assert scene.behind == {0: ["-"], 1: scene.planned(0)}
     scene.forget("commits/1")
     assert scene.run() == ""
     assert scene.seen == {1: scene.planned(1)}
+    assert scene.behind == {1: scene.planned(0)}
     assert scene.rows() == [(20, 20)]
 
 
@@ -84,6 +89,27 @@ def test_a_plan_that_was_put_back_behind_the_back_of_a_query_stops_it(stream: Da
     assert "Another start has put back what was decided" in found.what
     assert scene.run() == ""
     assert scene.rows() == [(20, 20)]
+
+
+def test_a_query_that_began_behind_another_plan_than_was_decided_stops(
+    stream: DataFrame, tmp_path: Path, put: Callable[[int], None]
+) -> None:
+    """An older start puts that plan back when Spark has read the other one and planned the next batch behind it."""
+    scene = Scene(stream, tmp_path)
+    assert scene.run() == ""
+    put(2)
+    decided = (tmp_path / "c" / "offsets" / "1").read_bytes()
+    scene.forget("offsets/1")
+    (tmp_path / "c" / "offsets" / "1").write_bytes(decided.replace(b'"logOffset":1', b'"logOffset":0'))
+    store = FileStore(str(tmp_path / "c"))
+    stopped = scene.run(before=lambda: store.replace("offsets/1", decided))
+    found = error_in(stopped)
+    assert isinstance(found, PlanRestored), stopped
+    assert found.what == "Batch 2 was not begun: Spark begins elsewhere than batch 1, as decided, ends."
+    assert scene.behind == {2: ['{"logOffset":0}']}
+    assert not (tmp_path / "c" / "offsets" / "2").exists()
+    assert scene.run() == ""
+    assert scene.rows() == [(30, 30)]
 
 
 def test_a_plan_that_is_overwritten_before_its_batch_is_written_stops_the_query(

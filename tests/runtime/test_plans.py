@@ -258,3 +258,38 @@ def test_a_start_lets_spark_read_a_decided_plan_beside_which_an_old_checksum_lie
     with_checksum(tmp_path, "offsets/0", content, of=b"another")
     restore_plans(log, plans, plans.next_batch(), lambda _, __: "")
     assert not checksum.exists()
+
+
+# What is dropped ------------------------------------------------------------------------------------------------------
+
+
+def test_lists_behind_an_offset_are_those_with_a_higher_number() -> None:
+    names = ("7", "8", "9.compact", "10", ".9.compact.crc", "metadata")
+    found = checkpoint({f"sources/0/{name}": b"v1" for name in names} | {"sources/1/0": b"v1\nbegan"})
+    assert sorted(found.lists_behind(offsets(lists(8), KAFKA))) == ["sources/0/10", "sources/0/9.compact"]
+    assert found.lists_behind(offsets(lists(10), KAFKA)) == []
+
+
+def test_of_a_source_that_had_brought_nothing_all_lists_of_files_are_behind() -> None:
+    file = b'v1\n{"path":"a.json","timestamp":1,"batchId":0}'
+    found = checkpoint({"sources/0/0": file, "sources/1/0": b"v1\nbegan"})
+    assert found.lists_behind(offsets("-", "-")) == ["sources/0/0"]
+
+
+def test_a_list_that_must_go_counts_as_missing() -> None:
+    found = checkpoint({f"sources/0/{name}": b"v1" for name in ("8", "9.compact", "10")})
+    assert found.missing_lists(offsets(lists(10))) == []
+    missing = found.missing_lists(offsets(lists(8)), without=["sources/0/9.compact", "sources/0/10"])
+    assert missing == [f"sources/0/{number}" for number in range(8)]
+
+
+def test_a_plan_is_dropped_with_its_checksum(tmp_path: Path) -> None:
+    checksum = with_checksum(tmp_path, "offsets/1", offsets(KAFKA), of=offsets(KAFKA))
+    plans = SparkPlans(FileStore(tmp_path))
+    for _ in range(2):
+        plans.drop("offsets/1")
+        assert not checksum.exists()
+        assert not plans.has_planned(1)
+    found = checkpoint({"offsets/1": offsets(KAFKA)})
+    found.drop("offsets/1")
+    assert not found.has_planned(1)

@@ -10,13 +10,14 @@ from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
 from semel.errors import CheckpointRolledBack, PlanChanged, PlanRestored, SemelError
 from semel.ids import Attempt, Incarnation, PipelineId
-from semel.protocol.events import Aborted, Decided, Journal
+from semel.protocol.events import Aborted, Decided, Journal, Started
 from semel.protocol.plans import Plan, PlannedFile
 from semel.runtime.plans import SparkPlans
-from semel.runtime.restore import first_to_run, restore_plans, settle_plan
+from semel.runtime.restore import Seen, first_to_run, restore_plans, settle_plan
 from tests.planned import offsets
 
 PIPELINE = PipelineId("11111111-2222-3333-4444-555555555555")
+UNASKED = Seen(lambda _, __: "", is_under_way=False)
 
 
 class Scene:
@@ -123,10 +124,31 @@ def test_an_older_copy_gets_back_every_batch_that_was_decided_since() -> None:
 
 def test_the_offsets_of_the_last_two_batches_that_are_done_are_put_back_too() -> None:
     scene = Scene(done=6, decided=6)
+    scene.log.prune(before_batch=5)
     scene.lose("offsets/4", "offsets/5", "offsets/6", "commits/5")
     scene.start()
     # Spark looks no further back, and of a batch that is done nobody asks what was done before it.
     assert set(scene.whole) - set(scene.content()) == {"offsets/4", "commits/5"}
+
+
+def test_no_plan_is_left_out_behind_those_that_are_there() -> None:
+    """Found by the simulation, seed 23348: a start died between two of them, and Spark missed the one before."""
+    scene = Scene(done=6, decided=7)
+    lost = [f"offsets/{batch}" for batch in range(3, 8)]
+    scene.lose(*lost)
+    written = []
+
+    class Folder(MemoryStore):
+        def replace(self, path: str, content: bytes) -> None:
+            written.append(path)
+            super().replace(path, content)
+
+    folder = Folder()
+    folder._files = scene.files._files
+    scene.files = folder
+    scene.start()
+    assert scene.content() == scene.whole
+    assert written == lost
 
 
 def test_another_plan_that_nobody_has_used_is_overwritten(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +164,7 @@ def test_another_plan_that_nobody_has_used_is_overwritten(caplog: pytest.LogCapt
 def test_the_offsets_are_written_last_because_spark_takes_the_batch_for_planned_then() -> None:
     scene = Scene(done=-1, decided=0)
     scene.lose("sources/0/0", "offsets/0")
-    written = settle_plan(scene.plans, 0, scene.log.journal(0), 0, lambda _, __: "", is_under_way=False)
+    written = settle_plan(scene.plans, 0, scene.log.journal(0), 0, UNASKED)
     assert written == ["sources/0/0", "offsets/0"]
 
 
@@ -209,6 +231,56 @@ def test_a_list_that_no_decision_has_is_refused_by_name() -> None:
     assert remedy == "  what to do: Restore the folder sources from a copy of the checkpoint, then start again."
 
 
+def test_lists_that_were_made_behind_another_one_are_dropped() -> None:
+    """Spark would take files for read that no batch has, or read some again that the decided list has, too."""
+    scene = ListsScene(done=3, decided=3)
+    scene.files.replace("offsets/3", b'v1\n{"anew":1}\n{"logOffset":3}')
+    scene.files.replace("sources/0/3", b'v1\n{"path":"4.json"}')
+    scene.files.create("sources/0/4", b'v1\n{"path":"3.json"}')
+    scene.files.create("offsets/4", b'v1\n{"anew":1}\n{"logOffset":4}')
+    scene.start()
+    assert scene.content() == scene.whole
+
+
+def test_a_plan_stays_with_its_list_where_only_the_list_before_it_was_lost() -> None:
+    scene = ListsScene(done=3, decided=3)
+    behind = {"sources/0/4": b'v1\n{"path":"4.json"}', "offsets/4": b'v1\n{}\n{"logOffset":4}'}
+    for path, content in behind.items():
+        scene.files.create(path, content)
+    scene.lose("sources/0/3", "commits/3")
+    scene.start()
+    assert set(scene.content()) == set(scene.whole) - {"commits/3"} | set(behind)
+
+
+def test_where_spark_has_the_batch_in_hand_a_plan_behind_it_goes_with_its_list() -> None:
+    scene = ListsScene(done=2, decided=3)
+    scene.files.replace("sources/0/3", b'v1\n{"path":"4.json"}')
+    scene.files.create("sources/0/4", b'v1\n{"path":"3.json"}')
+    scene.files.create("offsets/4", b'v1\n{}\n{"logOffset":4}')
+    seen = Seen(lambda _, __: "", is_under_way=True, journals={3: scene.log.journal(3)})
+    assert settle_plan(scene.plans, 3, scene.log.journal(3), 3, seen) == ["sources/0/3"]
+    assert scene.content() == scene.whole
+
+
+def test_a_list_that_holds_those_before_it_is_not_dropped_where_they_are_gone() -> None:
+    scene = ListsScene(done=9, decided=9)
+    assert "sources/0/8" in scene.whole
+    scene.log.prune(before_batch=9)
+    scene.lose(*(f"sources/0/{number}" for number in range(8)))
+    scene.files.replace("offsets/9", b'v1\n{"anew":1}\n{"logOffset":8}')
+    scene.files.replace("sources/0/8", b'v1\n{"path":"9.json"}')
+    scene.files.create("sources/0/9.compact", b'v1\n{"path":"all.json"}')
+    before = scene.content()
+    with pytest.raises(PlanChanged) as caught:
+        scene.start(under_way=10)
+    assert scene.content() == before
+    what, _, remedy = str(caught.value).splitlines()
+    assert what.startswith(
+        "Batch 9 was decided for other files than the checkpoint says. sources/0/9.compact must go, and"
+    )
+    assert remedy == "  what to do: Restore the folder sources from a copy of the checkpoint, then start again."
+
+
 # When Spark has the rows already --------------------------------------------------------------------------------------
 
 
@@ -248,23 +320,102 @@ def test_a_query_that_began_with_a_batch_behind_the_newest_decision_must_start_a
 
 @pytest.mark.parametrize("under_way", [None, 5])
 def test_another_plan_from_which_spark_has_gone_on_is_refused(under_way: int | None) -> None:
-    scene = Scene(done=4, decided=5)
+    scene = Scene(done=5, decided=5)
     scene.files.replace("offsets/5", offsets(5, end=999))
     scene.files.create("offsets/6", offsets(6, end=1010))
+    scene.files.create("commits/6", b"done")
     what, data_now, remedy = scene.refused(PlanChanged, under_way)
     assert what == (
         "Batch 5 was decided for other rows than the checkpoint says, and somebody has gone on from there "
-        '(offsets/6 is there). Decided: {"orders":{"0":60}}; planned now: {"orders":{"0":999}}; '
+        '(commits/6 is there). Decided: {"orders":{"0":60}}; planned now: {"orders":{"0":999}}; '
         "not as decided: offsets/5."
     )
     assert data_now.endswith("rows between the two plans may be in no sink")
     assert remedy.startswith("  what to do: Restore the checkpoint folder from a copy of one moment.")
 
 
-def test_another_plan_of_a_batch_that_is_done_is_refused() -> None:
+def test_a_batch_that_was_decided_behind_another_plan_is_refused() -> None:
+    """By a driver that compared none: its rows begin where the other plan ends."""
+    scene = Scene(done=4, decided=5)
+    scene.files.replace("offsets/4", offsets(4, end=999))
+    assert "(offsets/5 is there)" in scene.refused(PlanChanged)[0]
+
+
+def test_another_plan_behind_which_a_batch_was_begun_at_most_once_is_refused() -> None:
     scene = Scene(done=5, decided=5)
     scene.files.replace("offsets/5", offsets(5, end=999))
-    assert "(commits/5 is there)" in scene.refused(PlanChanged)[0]
+    scene.files.create("offsets/6", offsets(6, end=1010))
+    scene.log.append(Started(scene.attempt(6)))
+    assert "(batch 6 was begun at-most-once)" in scene.refused(PlanChanged)[0]
+
+
+def test_a_batch_that_an_older_release_decided_behind_another_plan_is_refused() -> None:
+    """Its decision does not say for which plan it was taken."""
+    scene = Scene(done=5, decided=5)
+    scene.files.replace("offsets/5", offsets(5, end=999))
+    scene.files.create("offsets/6", offsets(6, end=1010))
+    scene.log.append(Decided(scene.attempt(6), ()))
+    assert "(offsets/6 is there)" in scene.refused(PlanChanged)[0]
+
+
+# A batch whose end is there and that Spark has planned anew -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("under_way", [None, 6])
+@pytest.mark.parametrize("is_next_planned", [True, False])
+def test_a_batch_that_is_done_and_was_planned_anew_is_as_decided_again(
+    under_way: int | None, is_next_planned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy had its end and not its plan. What Spark has planned behind the new plan begins elsewhere."""
+    scene = Scene(done=5, decided=5)
+    scene.files.replace("offsets/5", offsets(5, end=999))
+    if is_next_planned:
+        scene.files.create("offsets/6", offsets(6, end=1010))
+    if under_way is None:
+        scene.start()
+    else:
+        with pytest.raises(PlanRestored, match="Put back as decided: offsets/5"):
+            scene.start(under_way)
+    assert scene.content() == scene.whole
+    dropped = "Planned behind another plan of batch 5, and not decided: offsets/6 dropped."
+    assert (dropped in caplog.messages) is is_next_planned
+
+
+def test_a_plan_behind_one_that_is_missing_is_dropped() -> None:
+    """It was made behind a plan that is gone; a plan of the next batch alone says nothing of where it begins."""
+    scene = Scene(done=5, decided=5)
+    scene.lose("offsets/5")
+    scene.files.create("offsets/6", offsets(6, end=55))
+    scene.start()
+    assert scene.content() == scene.whole
+
+
+def test_all_plans_behind_another_one_are_put_back_or_dropped() -> None:
+    scene = Scene(done=5, decided=6)
+    for batch in (5, 6):
+        scene.files.replace(f"offsets/{batch}", offsets(batch, end=900 + batch))
+    scene.files.create("offsets/7", offsets(7, end=999))
+    scene.start()
+    assert scene.content() == scene.whole
+
+
+def test_what_another_start_puts_back_meanwhile_is_not_refused() -> None:
+    """Found by the simulation, seed 87803: a driver slept between two of its looks."""
+    scene = Scene(done=0, decided=1)
+    wrong = {"sources/0/0": b"v1\nbegan at 9", "offsets/0": offsets(0, end=999)}
+    looks = []
+
+    class Folder(MemoryStore):
+        def read(self, path: str) -> bytes | None:
+            looks.append(path)
+            return wrong[path] if path in wrong and looks.count(path) == 1 else super().read(path)
+
+    folder = Folder()
+    folder._files = scene.files._files
+    scene.files = folder
+    scene.start()
+    assert looks.count("offsets/0") > 1
+    assert scene.content() == scene.whole
 
 
 def test_another_plan_of_which_a_sink_shows_rows_is_refused() -> None:

@@ -161,6 +161,7 @@ def test_a_start_that_is_refused_leaves_the_state(checkpoint: Path) -> None:
     decide(checkpoint, 1)
     write(checkpoint, "offsets/1", offsets(1, end=999))
     write(checkpoint, "offsets/2", offsets(2))
+    write(checkpoint, "commits/2", b"v1\n{}")
     before = {path.name for path in (checkpoint / "state" / "0" / "0").iterdir()}
     with pytest.raises(PlanChanged):
         start(checkpoint)

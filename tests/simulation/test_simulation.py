@@ -21,7 +21,12 @@ from semel.simulation.run import Summary, main, simulate, simulate_many
 from semel.simulation.source import rows_of_tasks
 from semel.simulation.spark import PIPELINE
 from semel.simulation.world import World
-from tests.simulation.mutants import an_error_is_taken_for_committed, nothing_is_synced
+from tests.simulation.mutants import (
+    an_error_is_taken_for_committed,
+    copies_without_plans,
+    drop_ins_that_are_overtaken,
+    nothing_is_synced,
+)
 
 SEEDS_IN_CI = 2_000
 #: How batches and drivers may end; each of them must really have happened.
@@ -55,9 +60,8 @@ def test_2000_seeds_hold_and_everything_that_can_go_wrong_did() -> None:
     for folder in ("offsets", "commits", "sources"):
         assert counts[f"{folder} put back"] >= 50
     # A copy that is older than what the log still knows is refused, and a person restores the newest one.
-    assert 3 <= counts["refused copies"] <= 50
+    assert 1 <= counts["refused copies"] <= 50
     assert counts["worlds with a drop-in"] >= SEEDS_IN_CI // 5
-    assert counts["overtaken queries"] >= 2
     for kind in ("with files", "with ledger", "with prepared", "that forget soon"):
         assert counts[f"worlds {kind}"] >= SEEDS_IN_CI // 3
     assert counts["batches"] >= 4 * SEEDS_IN_CI
@@ -177,6 +181,29 @@ def test_without_syncing_plans_are_put_back_and_no_row_is_lost(monkeypatch: pyte
     runs = [simulate(seed) for seed in seeds]
     assert [run.explain() for run in runs if run.anomalies] == []
     assert sum(run.counts["offsets put back"] for run in runs) >= 15
+
+
+def test_copies_that_know_the_end_of_a_batch_and_not_its_plan_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, every start of twelve in 92,273 seeds was refused, and here that of more than every tenth."""
+    copies_without_plans(monkeypatch)
+    runs = [simulate(seed) for seed in range(200)]
+    assert [run.explain() for run in runs if run.anomalies] == []
+    assert sum(run.endings["PlanChanged"] for run in runs) == 0
+    assert sum(run.counts["plans dropped"] for run in runs) >= 5
+    assert sum(run.counts["offsets put back"] for run in runs) >= 100
+
+
+@pytest.mark.parametrize("seed", [12701, 19108, 23348, 24199, 27980, 43563, 55410, 71207, 80302, 83335, 86400, 87803])
+def test_seeds_that_no_start_got_past_a_refusal_in(seed: int) -> None:
+    """On 2026-11-19. The runtime has changed since, and with it what happens in them; see the test before."""
+    assert simulate(seed).anomalies == ()
+
+
+def test_a_query_that_another_driver_has_overtaken_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_ins_that_are_overtaken(monkeypatch)
+    runs = [simulate(seed) for seed in range(150)]
+    assert [run.explain() for run in runs if run.anomalies] == []
+    assert sum(run.counts["overtaken queries"] for run in runs) >= 1
 
 
 @pytest.mark.parametrize("seed", [1990, 2530, 2782])

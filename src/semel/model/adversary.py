@@ -57,10 +57,13 @@ class Model(DriverSteps):
     def faults(self, world: World) -> Moves:
         moves = self.arrivals(world)
         if (crashed := spend(world, "crashes")) is not None:
-            moves += [move for d in world.drivers if d.incarnation for move in self.crashes(crashed, d)]
+            moves += [move for d in world.drivers if d.incarnation or d.plan for move in self.crashes(crashed, d)]
         if (doubled := spend(world, "zombies")) is not None and self.may_be_doubled(world):
             moves.append((("second_driver", self.next_batch(world)), self.with_a_driver(doubled)))
-        return moves + self.troubles_of_stores(world) + self.weaker_before(world) + self.forgettings(world)
+            if self.bounds.drop_in:
+                moves.append((("second_in_batch", self.next_batch(world)), self.with_a_driver(doubled, at="plan")))
+        moves += self.troubles_of_stores(world) + self.weaker_before(world)
+        return moves + self.forgettings(world) + self.straying(world)
 
     def crashes(self, world: World, d: Driver) -> Moves:
         """The driver dies. Tasks that it has started may go on without it and stage what nobody waits for."""

@@ -31,7 +31,7 @@ from semel.protocol.events import (
     Journal,
     Outcome,
 )
-from semel.protocol.plans import PlanAction, PlanFacts, resolve_plan
+from semel.protocol.plans import Behind, PlanAction, PlanFacts, gone_on_from, resolve_plan
 from semel.protocol.recovery import (
     CommitForward,
     Facts,
@@ -113,6 +113,20 @@ def restores_nothing(facts: PlanFacts) -> PlanAction:
 
 def looks_at_files_only(facts: PlanFacts) -> PlanAction:
     return resolve_plan(replace(facts, in_hand_differs=False))
+
+
+def nobody_has_gone_on(_batch: int, _behind: Behind) -> str:
+    return ""
+
+
+def what_is_decided_is_explained(batch: int, behind: Behind) -> str:
+    return gone_on_from(batch, replace(behind, as_decided=()))
+
+
+def any_file_is_proof(batch: int, behind: Behind) -> str:
+    if behind.newest_planned > batch:
+        return f"offsets/{behind.newest_planned} is there"
+    return f"commits/{behind.newest_done} is there" if behind.newest_done >= batch else ""
 
 
 def refuses_what_is_staged_behind(sink: SinkFacts, *, next_batch: int, is_decided: bool) -> Refusal | None:

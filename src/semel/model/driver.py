@@ -87,8 +87,10 @@ class DriverSteps(PlanSteps, Observer):
     # Start ------------------------------------------------------------------------------------------------------------
 
     def at_claim(self, world: World, d: Driver) -> Moves:
+        if self.is_overtaken(world, d):
+            return [(("overtaken", d.under), without_driver(world, d))]
         mine = world.claims + 1
-        claimed = d._replace(incarnation=mine, at="list", next=d.batch if self.bounds.forgets else 0)
+        claimed = d._replace(incarnation=mine, at="list")
         return [(("claim", mine), with_driver(world, d, claimed)._replace(claims=mine))]
 
     def at_list(self, world: World, d: Driver) -> Moves:
@@ -107,7 +109,10 @@ class DriverSteps(PlanSteps, Observer):
         return [(("fence", d.incarnation, d.k), with_driver(with_store(world, d.k, fenced), d, following))]
 
     def at_close_read(self, world: World, d: Driver) -> Moves:
-        first = self.first_batch(world, d.batch)
+        if self.bounds.forgets:
+            d, old = d._replace(next=self.next_batch(world)), d
+            world = with_driver(world, old, d)
+        first = self.first_batch(world, d.next if self.bounds.forgets else d.batch)
         if first is None:
             return [(("start_refused", d.incarnation, d.batch), without_driver(world, d)._replace(asked=True))]
         world, d = self.turned_to(world, d, first)
@@ -166,8 +171,9 @@ class DriverSteps(PlanSteps, Observer):
         return with_driver(world, d, turned), turned
 
     def after_restore(self, world: World, d: Driver) -> Moves:
-        # In here nobody decides a batch behind the one that Spark runs without putting its plan back.
-        if self.rules.must_start_again(d.batch, d.batch, was_amiss=d.amiss):
+        newest = max(self.decided_from(world, d.next - 2), default=-1)
+        is_other = d.batch != d.under or self.rules.must_start_again(d.under, newest, was_amiss=d.amiss)
+        if d.plan and is_other:
             return [(("restarted", d.incarnation, d.batch), without_driver(world, d))]
         return [(("restored", d.incarnation, d.batch), with_driver(world, d, self.settling(d)))]
 
@@ -213,7 +219,7 @@ class DriverSteps(PlanSteps, Observer):
             return [(label, without_driver(world, d))]
         if name == "Run":
             world = self.must_show_nothing(world, d)
-        elif amiss := self.before_forward(world, d):
+        if amiss := self.before_batch(world, d, is_decided=name != "Run"):
             return amiss
         return [(label, self.at_work_with(world, d, d._replace(at="work", k=0), work))]
 
@@ -349,6 +355,8 @@ class DriverSteps(PlanSteps, Observer):
         recorded = self.append(world, d.batch, slot, record)
         if recorded is None:
             return [(("decide_refused", *label), self.told(world, d, DecisionRefused(), record))]
+        if kind == DECIDED:
+            recorded = self.must_begin_where_the_one_before_ends(recorded, d)
         moves: Moves = [(("decide", *label), self.told(recorded, d, DecisionRecorded(), record))]
         if (lossy := spend(world, "lost")) is not None:
             lost = recorded._replace(left=lossy.left)

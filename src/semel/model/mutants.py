@@ -21,7 +21,7 @@ from semel.protocol.events import DecisionRefused, DecisionUnanswered, Outcome, 
 from semel.protocol.states import State
 
 #: Far more than any of them needs.
-STATES_MAX = 100_000
+STATES_MAX = 150_000
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ def small(*sinks: str, batches: int = 1, tasks: int = 1, **faults: Any) -> Bound
     none = Bounds(sinks or ("prepared",), batches, tasks, crashes=0, zombies=0, lost=0, expiries=0, restarts=0)
     return replace(none, **faults)
 
+
+STRAYED = small("idempotent", batches=2, crashes=2, forgets=1, drop_in=True, strays=1)
 
 MUTANTS = (
     # Deciding
@@ -252,6 +254,36 @@ MUTANTS = (
         "a start sweeps the batch behind and does not close its slot",
         small("idempotent", batches=2, zombies=1),
         bugs.ClosesOneBatchOnly,
+    ),
+    Mutant(
+        "gone_on_ignored",
+        "the decided plan is put back though somebody has written rows behind the one that is there",
+        STRAYED,
+        rules(gone_on_from=bugs.nobody_has_gone_on),
+    ),
+    Mutant(
+        "decided_behind_ignored",
+        "the decided plan is put back though the next batch may have been decided behind the one that is there",
+        STRAYED,
+        rules(gone_on_from=bugs.what_is_decided_is_explained),
+    ),
+    Mutant(
+        "gone_on_everywhere",
+        "the end of a batch and the plan of the next one prove that rows were written from another plan",
+        small("idempotent", batches=2, crashes=1, forgets=1, drop_in=True),
+        rules(gone_on_from=bugs.any_file_is_proof),
+    ),
+    Mutant(
+        "plan_behind_kept",
+        "the decided plan is put back, and that of the next batch stays, which was made behind another one",
+        small("idempotent", batches=2, crashes=2, forgets=1, drop_in=True),
+        rules(plan_to_drop=lambda *_: None),
+    ),
+    Mutant(
+        "beginning_believed",
+        "a query is not asked behind which plan it began",
+        small("idempotent", batches=2, crashes=1, zombies=1, forgets=1),
+        rules(begins_elsewhere=lambda *_: False),
     ),
     # Mending
     Mutant(

@@ -133,6 +133,12 @@ RECOVERY_STEPS = (
     "forget_batch",
     "forget_both",
     "forget_done",
+    "open",
+    "drop",
+    "overtaken",
+    "second_in_batch",
+    "stray",
+    "stray_decides",
 )
 
 _NEEDS: dict[str, Iterable[str]] = {
@@ -183,6 +189,8 @@ _NEEDS: dict[str, Iterable[str]] = {
 
 _NEEDS |= {step: ["forgets"] for step in RECOVERY_STEPS if step.startswith("forget")}
 _NEEDS |= {name: ["forgets", "a_restart"] for name in ("plan_read", "RESTORE", "GO_ON")}
+_NEEDS |= {"open": ["forgets"], "drop": ["forgets", "a_restart", "batches"], "second_in_batch": ["drop_in", "zombies"]}
+_NEEDS |= {"overtaken": ["drop_in", "zombies"], "stray": ["forgets", "strays"], "stray_decides": ["forgets", "strays"]}
 _NEEDS |= {"plan_taken": ["forgets", "zombies", "batches"], "RESTART": ["drop_in"], "PUT_BACK": ["drop_in", "crashes"]}
 
 
@@ -205,6 +213,7 @@ _CAN: dict[str, Callable[[Bounds], bool]] = {
     "away": lambda b: b.away > 0,
     "a_failed_prepare": lambda b: b.away > 0 or (b.zombies > 0 and any(kind != "idempotent" for kind in b.sinks)),
     "forgets": lambda b: b.forgets > 0,
+    "strays": lambda b: b.strays > 0,
     "journals_pruned": lambda b: b.forgets == 0,
     "drop_in": lambda b: b.forgets > 0 and b.drop_in,
     "fences": lambda b: any(kind != "idempotent" for kind in b.sinks),

@@ -26,8 +26,12 @@ from semel.model.world import (
 )
 from semel.protocol import invariants
 from semel.protocol.events import Aborted, Committable, Decided, Event, Outcome, Record, Started
-from semel.protocol.plans import Plan, PlanAction, PlanFacts, PlannedFile, compare, digest_of, what_is_read
+from semel.protocol.plans import Behind, Plan, PlanAction, PlanFacts, PlannedFile, compare, digest_of, what_is_read
+from semel.protocol.plans import begins_elsewhere as production_begins_elsewhere
+from semel.protocol.plans import gone_on_from as production_gone_on_from
+from semel.protocol.plans import is_behind as production_is_behind
 from semel.protocol.plans import must_start_again as production_must_start_again
+from semel.protocol.plans import plan_to_drop as production_plan_to_drop
 from semel.protocol.plans import resolve_plan as production_resolve_plan
 from semel.protocol.recovery import CommitForward, Facts, Fate, Resolution, Run
 from semel.protocol.recovery import decided_plan as production_decided_plan
@@ -35,6 +39,7 @@ from semel.protocol.recovery import effective_committables as production_effecti
 from semel.protocol.recovery import resolve_batch as production_resolve_batch
 from semel.protocol.recovery import resolve_leftover as production_resolve_leftover
 from semel.protocol.refusals import SinkFacts
+from semel.protocol.refusals import refuse_overtaken as production_refuse_overtaken
 from semel.protocol.refusals import refuse_rolled_back as production_refuse_rolled_back
 from semel.protocol.states import ACTIONS, Action, State
 from semel.protocol.step import Batch
@@ -60,6 +65,11 @@ class Rules:
     resolve_plan: Callable[[PlanFacts], PlanAction] = production_resolve_plan
     decided_plan: Callable[..., Plan | None] = production_decided_plan
     must_start_again: Callable[..., bool] = production_must_start_again
+    gone_on_from: Callable[[int, Behind], str] = production_gone_on_from
+    plan_to_drop: Callable[[int, Behind], int | None] = production_plan_to_drop
+    is_behind: Callable[[int, int], bool] = production_is_behind
+    begins_elsewhere: Callable[..., bool] = production_begins_elsewhere
+    refuse_overtaken: Callable[..., Any] = production_refuse_overtaken
     refuse_rolled_back: Callable[..., Any] = production_refuse_rolled_back
     choose_parts: Callable[..., Any] = production_choose_parts
     replace_gone: Callable[..., list[Committable]] = production_replace_gone

@@ -15,6 +15,8 @@ SMALL = (
     Bounds(("ledger",), batches=2, crashes=1, zombies=0, lost=0, expiries=0, restarts=0, forgets=1),
     Bounds(("idempotent",), batches=2, crashes=1, zombies=0, lost=0, expiries=0, restarts=0, forgets=1, drop_in=True),
     Bounds(("idempotent",), batches=2, crashes=0, zombies=1, lost=0, expiries=0, restarts=0, forgets=1),
+    Bounds(("idempotent",), 2, crashes=0, zombies=1, lost=0, expiries=0, restarts=0, forgets=1, drop_in=True),
+    Bounds(("idempotent",), 2, crashes=2, zombies=0, lost=0, expiries=0, restarts=0, forgets=1, drop_in=True, strays=1),
 )
 
 #: The proof: minutes. Each line leaves out some fault, so that the others may come more often or together.
@@ -32,6 +34,7 @@ FULL = (
     Bounds(("prepared", "ledger"), batches=2, crashes=1, zombies=0, lost=1, expiries=0, restarts=0, forgets=1),
     Bounds(("ledger",), batches=2, crashes=1, zombies=1, lost=0, expiries=0, restarts=0, forgets=1, drop_in=True),
     Bounds(("idempotent",), batches=3, crashes=1, zombies=0, lost=0, expiries=0, restarts=0, forgets=2, drop_in=True),
+    Bounds(("ledger",), 3, crashes=2, zombies=0, lost=0, expiries=0, restarts=0, forgets=1, drop_in=True, strays=1),
 )
 
 SCOPES = {"small": SMALL, "full": FULL}

@@ -12,7 +12,7 @@ TASKS_MAX = 2
 FAULTS_MAX = 3
 
 #: What the adversary has left to spend, in the order of `World.left`.
-Fault = Literal["crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts", "away", "forgets"]
+Fault = Literal["crashes", "zombies", "lost", "expiries", "restarts", "retries", "doubts", "away", "forgets", "strays"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 #: (sink, key, batch, attempt, incarnation, branches, mends)
@@ -48,6 +48,8 @@ class Bounds:
     away: int = 0
     #: The checkpoint loses files that Spark wrote: its machine lost power, or it is a copy taken a while ago.
     forgets: int = 0
+    #: Somebody runs a batch past us, without semel or under a weaker guarantee.
+    strays: int = 0
     #: Drivers may be started by Spark in the middle of a batch, too (`semel.sink`).
     drop_in: bool = False
     #: The checkpoint may come from a run at-most-once that began batch 0.
@@ -117,6 +119,9 @@ class Driver(NamedTuple):
     #: Where plans can be forgotten: the plan whose rows Spark has handed over, and the batch that it would run next.
     plan: int = 0
     next: int = 0
+    #: The plan of the batch before, behind which Spark goes on, and the batch that it ran before anybody claimed.
+    start: int = 0
+    under: int = 0
     #: It has put back a plan although Spark has the rows of another in its hands.
     amiss: bool = False
 
@@ -126,7 +131,7 @@ class World(NamedTuple):
 
     `plans` are those in the checkpoint, by batch; empty where none is ever forgotten.
     `requests` were sent and have not arrived. `asked` says that a person was asked, so that nobody starts by himself.
-    `decided` and `broken` are the observer's: which batches were ever decided, and what went wrong.
+    `decided`, `broken` and `strayed` are the observer's: which batches were ever decided, and what went wrong.
     """
 
     claims: int
@@ -140,6 +145,8 @@ class World(NamedTuple):
     left: tuple[int, ...]
     asked: bool = False
     broken: str = ""
+    #: The batch that somebody has run past us, plus 1.
+    strayed: int = 0
 
 
 def first_world(bounds: Bounds) -> World:
@@ -149,6 +156,10 @@ def first_world(bounds: Bounds) -> World:
     left = tuple(getattr(bounds, name) for name in FAULTS)
     plans = (0,) * bounds.batches if bounds.forgets else ()
     return World(0, 0, plans, ((),) * (bounds.batches + 1), 0, stores, (), (), left)
+
+
+def left_of(world: World, fault: Fault) -> int:
+    return world.left[FAULTS.index(fault)]
 
 
 def spend(world: World, fault: Fault) -> World | None:

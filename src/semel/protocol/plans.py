@@ -94,9 +94,14 @@ def _carried(plan: Plan, paths: Iterable[str]) -> bool:
     return all(contents[path] is not None for path in paths)
 
 
-def what_is_read(plan: Plan, *, is_over: bool) -> Plan:
-    """The part of a decided plan that Spark still reads. Of a batch that is over it is the offsets alone."""
-    return Plan(tuple(f for f in plan.files if f.path.startswith("offsets"))) if is_over else plan
+def what_is_read(plan: Plan, *, is_over: bool, is_replanned: bool = False) -> Plan:
+    """The part of a decided plan that Spark still reads. Of a batch that is over it is the offsets alone.
+
+    Where Spark has planned such a batch anew, what its sources keep of it is another plan's as well.
+    """
+    if is_over and not is_replanned:
+        return Plan(tuple(f for f in plan.files if f.path.startswith("offsets")))
+    return plan
 
 
 def compare(plan: Plan, found: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
@@ -193,16 +198,86 @@ def newest_state(first: int, *, is_decided: bool) -> int:
 def is_read_at_start(batch: int, next_batch: int, *, is_planned: bool) -> bool:
     """Whether Spark reads the offsets of a batch when it starts: those of the newest planned one and the one before.
 
-    Older ones it may have purged. `is_planned` says whether it has planned `next_batch`.
+    Older ones it may have purged. `is_planned` says that it has planned `next_batch`, and that this plan will stay:
+    where the plan before it is missing, or another one, it may be dropped; see `plan_to_drop`.
     """
     return batch >= next_batch - (1 if is_planned else 2)
 
 
-def gone_on_from(batch: int, next_batch: int, *, is_next_planned: bool) -> str:
-    """Which file of Spark's proves that somebody has gone on with the plan that is there; empty when none does.
+def first_to_put_back(next_batch: int, newest_planned: int, decided: Collection[int]) -> int:
+    """The first batch whose offsets are put back where they are missing, although Spark reads those of the last two.
 
-    `is_next_planned` says whether Spark has planned the batch behind this one.
+    A start may die between any two files that it puts back, and Spark, which knows nothing of it, does not even start
+    when the offsets before the newest ones are missing. So nothing may be left out behind those that are there; but
+    where the log has forgotten some of these batches, that cannot be had.
     """
-    if is_next_planned:
-        return f"offsets/{batch + 1}"
-    return f"commits/{batch}" if batch < next_batch else ""
+    last_two = next_batch - 2
+    missing = range(newest_planned + 1, last_two)
+    return newest_planned + 1 if missing and all(batch in decided for batch in missing) else last_two
+
+
+# Who has gone on from a plan -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What there is behind the plan of a batch, in the checkpoint and in the log.
+
+    `newest_planned` and `newest_done` are the newest batches of which Spark has written the plan and the end, -1 where
+    there is none. Of the batches in `decided` those in `as_decided` have the plan in the checkpoint that they were
+    decided for, or nobody can say; those in `begun` were begun at-most-once.
+    """
+
+    newest_planned: int = -1
+    newest_done: int = -1
+    decided: Collection[int] = ()
+    as_decided: Collection[int] = ()
+    begun: Collection[int] = ()
+
+
+def gone_on_from(batch: int, behind: Behind) -> str:
+    """What proves that rows may have been written from another plan of a decided batch; empty when nothing does.
+
+    A plan is no row. Spark plans a batch when the one before is done, and it writes that a batch is done when semel
+    returns, which semel does for the rows of the decided plan only. So the end of a decided batch is that of its
+    decision, whatever plan lies there now: Spark plans a batch anew whose end is there, where it has lost the offsets.
+    What no decision explains is the end of a batch that is not decided, and the plan of one behind such a batch. And a
+    batch that is decided for the plan that is there may have been decided behind the other one.
+    """
+    newest = batch
+    while newest + 1 in behind.decided:
+        newest += 1
+    if behind.newest_done > newest:
+        return f"commits/{behind.newest_done} is there"
+    if behind.newest_planned > newest + 1:
+        return f"offsets/{behind.newest_planned} is there"
+    begun = next((f"batch {n} was begun at-most-once" for n in sorted(behind.begun) if n > batch), "")
+    return begun or next((f"offsets/{n} is there" for n in sorted(behind.as_decided) if n > batch), "")
+
+
+def is_behind(batch: int, first: int) -> bool:
+    """Whether Spark runs a batch before the `first` that a start has settled: the checkpoint has lost plans since then.
+
+    That batch is over, and its journal may be forgotten: nobody could say any more that it must not be written again.
+    """
+    return batch < first
+
+
+def begins_elsewhere(decided: str, found: str | None, in_hand: str | None) -> bool:
+    """Whether a query would begin its first batch elsewhere than the decided batch before that ends.
+
+    All three are digests of the offsets of that batch: as it was decided, as the checkpoint has it, as Spark has read
+    it; None where nothing is known. An older start may have put the plan back after Spark had read another one.
+    """
+    return found not in (None, decided) or in_hand not in (None, decided)
+
+
+def plan_to_drop(batch: int, behind: Behind) -> int | None:
+    """A plan to drop before the decided one of `batch` is put back: that of the next batch, if nobody has decided it.
+
+    It was made behind another plan, so it begins elsewhere, and may even end before it begins. No row was written from
+    it, and Spark plans the batch anew.
+    """
+    following = batch + 1
+    is_open = following not in behind.decided and following not in behind.begun
+    return following if is_open and behind.newest_planned == following and behind.newest_done <= batch else None

@@ -104,22 +104,25 @@ def refuse_beginning(beginning: Beginning) -> Refusal | None:
 class UnderWay:
     """What is known of the batch that Spark runs while a driver starts.
 
-    `is_over` says that its plan and its end are both in the checkpoint.
+    `is_over` says that its plan and its end are both in the checkpoint. `is_replanned` says that this plan is not the
+    one that the batch was decided for.
     """
 
     batch: int
     is_next_planned: bool = False
     is_over: bool = False
     newest_decided: int = -1
+    is_replanned: bool = False
 
 
 def refuse_overtaken(query: UnderWay) -> Refusal | None:
     """A query whose batch another driver has ended cannot end it. Nobody must be fenced for it.
 
     Of a batch that is marked as over this is known only while nothing newer is decided: a copy of a checkpoint may know
-    the end of a batch and not the plan of a newer one. That must be put back, and for this somebody has to start.
+    the end of a batch and not the plan of a newer one. That must be put back, and for this somebody has to start. Nor
+    has anybody ended a batch whose decided plan is not there: the copy knew its end, and Spark has planned it anew.
     """
-    ended = query.is_over and query.newest_decided <= query.batch
+    ended = query.is_over and query.newest_decided <= query.batch and not query.is_replanned
     return Refusal.OVERTAKEN if query.is_next_planned or ended else None
 
 

@@ -20,6 +20,7 @@ from semel.errors import (
     DecisionUnknown,
     Fenced,
     InDoubt,
+    PlanRestored,
     QueryStopped,
     SemelError,
 )
@@ -46,15 +47,16 @@ from semel.protocol.invariants import (
     require,
 )
 from semel.protocol.order import order_to_commit
-from semel.protocol.plans import Plan
+from semel.protocol.plans import Plan, begins_elsewhere, digest_of, is_behind
 from semel.protocol.recovery import CommitForward, Facts, Run, StandDown, Unclear, decided_plan, resolve_batch
 from semel.protocol.states import ACTIONS, FINAL, Action, State
 from semel.protocol.step import Batch, ProtocolError, decided, step
 from semel.runtime.command import start_again
 from semel.runtime.mend import choose_parts, replace_gone
+from semel.runtime.offsets import offsets_of
 from semel.runtime.phases import Parts, Phases, Report, Stage
 from semel.runtime.plans import Plans
-from semel.runtime.restore import StrangeMarks, restored, settle_plan
+from semel.runtime.restore import Seen, StrangeMarks, drop_plan_behind, known_since, restored, settle_plan
 from semel.runtime.work import Work, batch_failed, cause_of, may_mend_itself, stalled
 
 #: By these words a query is known that only has to be started again.
@@ -72,6 +74,11 @@ class Coordinator(Phases):
     #: The files of the plan as Spark has them in memory, path -> digest, where that is known: it read them once, when
     #: the query began, and another start may have put them back since.
     in_hand: Callable[[], Mapping[str, str]] = dict
+    #: The same of the plan behind which the query began.
+    begins_behind: Callable[[], Mapping[str, str]] = dict
+    #: The first batch that is to be run, as the start has settled it.
+    first: int = 0
+    _has_begun_at: int | None = None
     _under_way: Work | None = None
 
     def undone(self) -> SemelError | None:
@@ -94,6 +101,9 @@ class Coordinator(Phases):
         failpoint("batch.began")
         work = self.open_work(batch)
         forwarded = work.state is not State.OPEN
+        if self._has_begun_at is None:
+            self._require_beginning(work)
+            self._has_begun_at = batch
         if forwarded:
             self._require_decided_plan(work)
         else:
@@ -147,11 +157,37 @@ class Coordinator(Phases):
 
     def _require_decided_plan(self, work: Work) -> None:
         """Spark has handed over the rows of a decided batch: they must be those that it was decided for."""
-        told = settle_plan(
-            self._plans, work.id, work.journal, work.id, self.strange_marks, is_under_way=True, in_hand=self.in_hand()
-        )
+        journals = {**known_since(self._log, work.id), work.id: work.journal}
+        seen = Seen(self.strange_marks, is_under_way=True, in_hand=self.in_hand(), journals=journals)
+        told = settle_plan(self._plans, work.id, work.journal, work.id, seen)
         if told is not None:
             raise restored(work.id, told)
+
+    def _require_beginning(self, work: Work) -> None:
+        """A query begins where the decided batch before it ends, in the checkpoint and in Spark's memory.
+
+        An older start may have put that plan back when Spark had read another one.
+        """
+        if is_behind(work.id, self.first):
+            raise PlanRestored(
+                f"Batch {work.id} was not begun: the next one is {self.first}, and the checkpoint has lost its plans "
+                "since this start looked at it.",
+                data_now="nothing of the batch was written",
+            )
+        before = work.id - 1
+        plan = decided_plan(self._log.journal(before)) if work.id else None
+        file = next((f for f in plan.files if f.path == offsets_of(before)), None) if plan is not None else None
+        if plan is None or file is None:
+            return
+        there = self._plans.text(file.path)
+        found = None if there is None else digest_of(there)
+        if begins_elsewhere(file.digest, found, self.begins_behind().get(file.path)):
+            if work.state is State.OPEN:
+                drop_plan_behind(self._plans, before, plan)
+            raise PlanRestored(
+                f"Batch {work.id} was not begun: Spark begins elsewhere than batch {before}, as decided, ends.",
+                data_now="nothing of the batch was written",
+            )
 
     def drive(self, work: Work, stage: Stage | None) -> bool:
         """Act until the protocol says that this driver is done with the batch. Returns whether rows were staged.

@@ -13,7 +13,7 @@ from semel.protocol.recovery import effective_committables
 from semel.protocol.refusals import NOW, Beginning, UnderWay, begins_late, refuse_beginning, refuse_overtaken
 from semel.runtime.offsets import offsets_of
 from semel.runtime.plans import Plans
-from semel.runtime.restore import decided_batches, first_to_run
+from semel.runtime.restore import decided_batches, first_to_run, is_replanned
 from semel.sinks.base import Sink
 
 #: Offsets of many partitions are long, and a message is read by a person.
@@ -54,11 +54,13 @@ def check_overtaken(log: DecisionLog, plans: Plans, under_way: int | None) -> No
     next_batch = plans.next_batch() if under_way is not None else 0
     if under_way is None or under_way >= next_batch:
         return
+    decided = decided_batches(log, next_batch)
     query = UnderWay(
         under_way,
         is_next_planned=plans.has_planned(under_way + 1),
         is_over=plans.has_planned(under_way) and plans.is_over(under_way),
-        newest_decided=max(decided_batches(log, next_batch), default=-1),
+        newest_decided=max(decided, default=-1),
+        is_replanned=is_replanned(plans, under_way, decided.get(under_way, ())),
     )
     if refuse_overtaken(query):
         raise PlanRestored(

@@ -252,6 +252,7 @@ class BatchFunction:
         coordinator = self._coordinator_for(query, df, batch_id)
         if isinstance(coordinator, Coordinator):
             coordinator.in_hand = partial(self._in_hand, query, batch_id)
+            coordinator.begins_behind = partial(self._begins_behind, query, batch_id)
         coordinator.is_stopped = lambda: not query.is_active
         progress = self._progress_of(query)
         progress.began(batch_id)
@@ -265,7 +266,14 @@ class BatchFunction:
 
     def _in_hand(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
         """Nothing while `offsets/N` says what Spark has in memory; otherwise what no decision was taken for."""
-        planned, in_hand = offsets_in(self._offsets_of(batch_id)), query.offsets_in_hand()
+        return self._unlike(batch_id, query.offsets_in_hand())
+
+    def _begins_behind(self, query: RunningQuery, batch_id: int) -> Mapping[str, str]:
+        """The same of the batch before, behind which Spark begins the first one that it hands over."""
+        return self._unlike(batch_id - 1, query.offsets_behind())
+
+    def _unlike(self, batch_id: int, in_hand: list[str]) -> Mapping[str, str]:
+        planned = offsets_in(self._offsets_of(batch_id))
         # A form that we do not know has another number of lines, and says nothing.
         if len(planned) != len(in_hand) or all(map(is_same_offset, planned, in_hand)):
             return {}

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from semel.decisions.base import RecordStore
 from semel.decisions.files import FileStore
-from semel.durable import drop_checksum, drop_stray_checksums
+from semel.durable import drop_checksum, drop_file, drop_stray_checksums
 from semel.errors import CheckpointUnusable
 from semel.protocol.plans import COMPACTED, Plan, PlannedFile, digest_of, next_batch_of
-from semel.runtime.offsets import commits_of, logs_planned, number_of_list, offsets_in, offsets_of
+from semel.runtime.offsets import (
+    NO_OFFSET,
+    commits_of,
+    is_list_of_files,
+    logs_planned,
+    number_of_list,
+    offsets_in,
+    offsets_of,
+)
 from semel.runtime.torn import agrees_with_checksum, drop_torn, drop_undecided_state
 
 #: A decision carries files up to this many bytes in all; if they are larger, only their digests. Offsets of a thousand
@@ -53,6 +61,10 @@ class Plans(Protocol):
         """The first batch that Spark has not checkpointed."""
         ...
 
+    def newest(self, log: str) -> int:
+        """The newest batch that Spark has written of in "offsets" or "commits"; -1 when there is none."""
+        ...
+
     def has_planned(self, batch: int) -> bool:
         """Whether Spark has planned a batch."""
         ...
@@ -69,12 +81,23 @@ class Plans(Protocol):
         """The content of a file of the checkpoint, or None when it is not there."""
         ...
 
-    def missing_lists(self, offsets: bytes) -> list[str]:
-        """What Spark would read of its sources' lists of files, to go on behind these offsets, and not find."""
+    def missing_lists(self, offsets: bytes, without: Collection[str] = ()) -> list[str]:
+        """What Spark would read of its sources' lists of files, to go on behind these offsets, and not find.
+
+        Those `without` which it must do count as not there.
+        """
+        ...
+
+    def lists_behind(self, offsets: bytes) -> list[str]:
+        """The lists of files that are newer than these offsets."""
         ...
 
     def put_back(self, file: PlannedFile) -> None:
         """Write a file of a decided plan as it was."""
+        ...
+
+    def drop(self, path: str) -> None:
+        """Remove, durably, what no decision rests on."""
         ...
 
     def drop_wrong_checksums(self, files: Iterable[PlannedFile]) -> None:
@@ -113,9 +136,9 @@ class SparkPlans:
             _LOG.info("State of batch %s, which was not decided, was dropped: %s files.", newest, count)
 
     def next_batch(self) -> int:
-        return next_batch_of(self._newest("commits"), self._newest("offsets"))
+        return next_batch_of(self.newest("commits"), self.newest("offsets"))
 
-    def _newest(self, log: str) -> int:
+    def newest(self, log: str) -> int:
         return max((int(name) for name in self.checkpoint.list(log) if name.isdigit()), default=-1)
 
     def has_planned(self, batch: int) -> bool:
@@ -164,17 +187,38 @@ class SparkPlans:
     def text(self, path: str) -> bytes | None:
         return self.checkpoint.read(path)
 
-    def missing_lists(self, offsets: bytes) -> list[str]:
+    def missing_lists(self, offsets: bytes, without: Collection[str] = ()) -> list[str]:
         """It reads them from the newest one on that holds all before it."""
         missing: list[str] = []
         for source, offset in enumerate(offsets_in(offsets)):
             newest = number_of_list(offset)
             if newest is not None:
-                there = set(self.checkpoint.list(f"sources/{source}"))
+                folder = f"sources/{source}"
+                there = {name for name in self.checkpoint.list(folder) if f"{folder}/{name}" not in without}
                 compacted = [int(name.removesuffix(COMPACTED)) for name in there if _IS_COMPACTED.fullmatch(name)]
                 wanted = range(max(compacted, default=-1) + 1, newest + 1)
                 missing += [f"sources/{source}/{n}" for n in wanted if str(n) not in there]
         return missing
+
+    def lists_behind(self, offsets: bytes) -> list[str]:
+        found: list[str] = []
+        for source, offset in enumerate(offsets_in(offsets)):
+            newest, folder = number_of_list(offset), f"sources/{source}"
+            if newest is None and offset != NO_OFFSET:
+                continue  # a source that keeps where it began
+            for name in self.checkpoint.list(folder):
+                number, path = name.removesuffix(COMPACTED), f"{folder}/{name}"
+                is_newer = number.isdigit() and int(number) > (-1 if newest is None else newest)
+                if is_newer and (newest is not None or is_list_of_files(self.checkpoint.read(path) or b"")):
+                    found.append(path)
+        return found
+
+    def drop(self, path: str) -> None:
+        if isinstance(self.checkpoint, FileStore):
+            with _cleaning(self.checkpoint.root):
+                drop_file(self.checkpoint.root / path)
+        else:
+            self.checkpoint.delete(path)
 
     def put_back(self, file: PlannedFile) -> None:
         if file.content is None:

@@ -79,7 +79,13 @@ class RunningQuery:
 
     def offsets_in_hand(self) -> list[str]:
         """Up to where the batch at hand goes, one line for each source, as Spark read or wrote it in `offsets/N`."""
-        progress = self._execution.availableOffsets()
+        return self._lines(self._execution.availableOffsets())
+
+    def offsets_behind(self) -> list[str]:
+        """Where the batch at hand begins, likewise: up to there the batch before it went."""
+        return self._lines(self._execution.committedOffsets())
+
+    def _lines(self, progress: Any) -> list[str]:
         found = map(progress.get, self._sources)
         return [str(offset.get().json()) if offset.isDefined() else NO_OFFSET for offset in found]
 

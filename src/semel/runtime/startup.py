@@ -29,7 +29,7 @@ from semel.runtime.beginning import check_beginnings, check_overtaken
 from semel.runtime.commits import Waiting
 from semel.runtime.phases import Limits
 from semel.runtime.plans import Plans
-from semel.runtime.restore import first_to_run, restore_plans
+from semel.runtime.restore import first_to_run, keep_what_spark_planned, restore_plans
 from semel.runtime.weaker import Weaker
 from semel.sinks.base import Context, Participant, Remains, Sink
 from semel.sinks.evidence import UNSAID
@@ -64,6 +64,8 @@ def start_exactly_once(  # noqa: PLR0913 - the first four are what it starts, th
 
     `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for.
     """
+    if under_way is not None:
+        keep_what_spark_planned(plans, under_way)
     context = _claim(log, sinks, identity, marked=True, plans=plans, under_way=under_way)
     coordinator = Coordinator(context, _participants(sinks, context), log, plans, limits)
     coordinator.tell, coordinator.is_stopped = tell, is_stopped
@@ -93,7 +95,7 @@ def _recover(
     # Only now: until here an older driver may have finished a batch. What Spark has read and runs was not torn.
     plans.clean(lambda batch: effective_committables(log.journal(batch)) is not None, under_way)
     next_batch = plans.next_batch()
-    batch = first_to_run(log, next_batch)
+    batch = coordinator.first = first_to_run(log, next_batch)
     journal = close_open_slot(log, coordinator.attempt(batch, 0))
     failpoint("startup.closed")
     _refuse_a_rolled_back_checkpoint(remains, batch, journal)

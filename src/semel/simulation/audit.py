@@ -66,6 +66,8 @@ class Witness:
     ran: dict[Attempt, Span] = field(default_factory=dict)
     #: batch -> the rows that it was decided with.
     spans: dict[int, Span] = field(default_factory=dict)
+    #: batch -> the digest of the offsets that it was decided for.
+    offsets: dict[int, str] = field(default_factory=dict)
     looks: int = 0
 
     def report(self, name: str, evidence: str) -> None:
@@ -74,6 +76,9 @@ class Witness:
     def decided(self, record: Decided) -> None:
         branches = {name for c in record.committables for name in c.branches}
         self.named.setdefault(record.attempt.batch, set()).update(branches)
+        for file in record.plan.files if record.plan is not None else ():
+            if file.path.startswith("offsets/"):
+                self.offsets.setdefault(record.attempt.batch, file.digest)
         if not record.mends and record.attempt in self.ran:
             self.spans.setdefault(record.attempt.batch, self.ran[record.attempt])
 

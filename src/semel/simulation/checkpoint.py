@@ -38,11 +38,14 @@ class Planned:
     start: int
     end: int | None
     watermark: int
+    #: When it was planned: two plans over the same rows are not the same file.
+    at_ms: int = 0
 
     @property
     def content(self) -> bytes:
         """What Spark writes into offsets/N."""
-        return f'v1\n{{"batchWatermarkMs":{self.watermark}}}\n{{"rows":{self.end}}}'.encode()
+        about = f'{{"batchWatermarkMs":{self.watermark},"batchTimestampMs":{self.at_ms}}}'
+        return f'v1\n{about}\n{{"rows":{self.end}}}'.encode()
 
 
 @dataclass
@@ -89,7 +92,8 @@ class Checkpoint:
         start = self._end_of(newest - 1) if newest else self._number(BEGINNING)
         if max(self.numbers("commits"), default=None) == newest:
             return Planned(newest + 1, self._end_of(newest), None, self._watermark(commits_of(newest)))
-        return Planned(newest, start, self._end_of(newest), self._watermark(offsets_of(newest)))
+        at_ms = self._about(offsets_of(newest))["batchTimestampMs"]
+        return Planned(newest, start, self._end_of(newest), self._watermark(offsets_of(newest)), at_ms)
 
     def end_of_all(self) -> int:
         """The first row that no batch which is done has, as the checkpoint says it."""
@@ -105,14 +109,28 @@ class Checkpoint:
         return int(json.loads(self.files[path].split(b"\n")[-1])["rows"])
 
     def _watermark(self, path: str) -> int:
-        line = json.loads(self.files[path].split(b"\n")[1])
-        return int(line["batchWatermarkMs" if path.startswith("offsets/") else "nextBatchWatermarkMs"])
+        return self._about(path)["batchWatermarkMs" if path.startswith("offsets/") else "nextBatchWatermarkMs"]
+
+    def _about(self, path: str) -> dict[str, int]:
+        found: dict[str, int] = json.loads(self.files[path].split(b"\n")[1])
+        return found
+
+    def behind(self, batch: int) -> dict[str, bytes]:
+        """The plan behind which a batch begins."""
+        path = offsets_of(batch - 1)
+        return {path: self.files[path]} if path in self.files else {}
 
     # What semel does ------------------------------------------------------------------------------------------------
 
     def replace(self, path: str, content: bytes) -> None:
         """Whole and durable."""
         self.files[path] = content
+        self.unsynced.discard(path)
+        self._changed()
+
+    def drop(self, path: str) -> None:
+        """Durably."""
+        self.files.pop(path, None)
         self.unsynced.discard(path)
         self._changed()
 
@@ -189,7 +207,8 @@ class CheckpointFolder(RecordStore):
         raise NotImplementedError(f"only Spark creates {path}")
 
     def delete(self, path: str) -> None:
-        raise NotImplementedError(f"nobody deletes {path}")
+        self.line.ask(CHECKPOINT, "drop", lambda: self.checkpoint.drop(path), path)
+        self.line.world.counts["plans dropped"] += 1
 
     def replace(self, path: str, content: bytes) -> None:
         self.line.ask(CHECKPOINT, "put back", lambda: self._replace(path, content), path)

@@ -43,6 +43,7 @@ class Query:
         self.line = line
         self.at_hand = Planned(0, 0, None, 0)
         self.began = b""
+        self.behind: Mapping[str, bytes] = {}
         self._tries = count()
 
     def open(self) -> None:
@@ -50,19 +51,27 @@ class Query:
         checkpoint, dice = self.world.checkpoint, self.world.dice
         if BEGINNING not in checkpoint.files:
             self._create("begin", BEGINNING, f'v1\n{{"rows":{dice.randint(0, BEGINS_AT_MAX)}}}'.encode())
-        self.at_hand, self.began = self.line.ask(
-            CHECKPOINT, "read plans", lambda: (checkpoint.at_hand(), checkpoint.files[BEGINNING]), changes=False
-        )
+
+        def read() -> tuple[Planned, bytes, Mapping[str, bytes]]:
+            at_hand = checkpoint.at_hand()
+            return at_hand, checkpoint.files[BEGINNING], checkpoint.behind(at_hand.batch)
+
+        self.at_hand, self.began, self.behind = self.line.ask(CHECKPOINT, "read plans", read, changes=False)
 
     def in_hand(self) -> Mapping[str, str]:
         """The files of the plan as this query read or wrote them."""
         contents = {BEGINNING: self.began, offsets_of(self.at_hand.batch): self.at_hand.content}
         return {path: digest_of(content) for path, content in contents.items()}
 
+    def begins_behind(self) -> Mapping[str, str]:
+        """The plan of the batch before the first one, as this query read it."""
+        return {path: digest_of(content) for path, content in self.behind.items()}
+
     def plan(self) -> int:
         """Plan the batch at hand, unless it is planned already. Returns its number."""
         if self.at_hand.end is None:
-            self.at_hand = replace(self.at_hand, end=self.at_hand.start + draw_rows(self.world.dice))
+            end, at_ms = self.at_hand.start + draw_rows(self.world.dice), int(self.world.now * 1000)
+            self.at_hand = replace(self.at_hand, end=end, at_ms=at_ms)
             self._create("plan", offsets_of(self.at_hand.batch), self.at_hand.content)
         return self.at_hand.batch
 
@@ -135,7 +144,7 @@ def _start(world: World, line: Line, query: Query, under_way: int | None = None)
         limits=LIMITS,
         under_way=under_way,
     )
-    coordinator.in_hand = query.in_hand
+    coordinator.in_hand, coordinator.begins_behind = query.in_hand, query.begins_behind
     world.counts["starts"] += 1
     world.counts["recoveries"] += coordinator.context.incarnation > 1
     return coordinator

@@ -27,6 +27,7 @@ from semel.errors import (
     SinkUnavailable,
 )
 from semel.protocol.events import Committable, Decided, Outcome
+from semel.protocol.plans import digest_of
 from semel.runtime import batch as batch_module
 from semel.runtime import phases as phases_module
 from semel.runtime import startup as startup_module
@@ -45,6 +46,7 @@ from semel.sinks.base import Context
 T = TypeVar("T")
 R = TypeVar("R")
 BATCHES_MIN, BATCHES_MAX = 4, 6
+DROP_IN_CHANCE = 0.3
 CALLS_MAX = 20_000
 EXPIRES_AFTER_S = 60.0
 #: How a driver may end. Anything else is a bug of the code under test, or of the simulation.
@@ -71,7 +73,7 @@ class World:
         #: In some worlds journals and claims are forgotten as soon as they may be.
         self.forgets_soon = self.dice.random() < 0.5
         #: In some worlds semel is a function in a foreachBatch: it hears of a query in its first batch only.
-        self.drops_in = self.dice.random() < 0.3
+        self.drops_in = self.dice.random() < DROP_IN_CHANCE
         #: How many tasks write a batch, each several partitions; 0 where each partition has a task of its own. Drawn
         #: by dice of its own, so that it changes nothing else in a world.
         self.hands = random.Random(f"hands of {seed}").choice((0, 0, 1, 2))  # noqa: S311 - a game, not a secret
@@ -244,9 +246,11 @@ class World:
             self.counts["stale decisions"] += commits_of(record.attempt.batch) in self.checkpoint.files
 
     def is_ended(self, batch: int) -> bool:
-        """Whether Spark has planned and done a batch, and nothing newer was ever decided."""
-        ended = {offsets_of(batch), commits_of(batch)} <= self.checkpoint.files.keys()
-        return ended and max(self.witness.named, default=-1) <= batch
+        """Whether Spark has planned and done a batch as it was decided, and nothing newer was ever decided."""
+        files, decided = self.checkpoint.files, self.witness.offsets.get(batch)
+        planned, is_done = files.get(offsets_of(batch)), commits_of(batch) in files
+        is_as_decided = planned is not None and decided in (None, digest_of(planned))
+        return is_done and is_as_decided and max(self.witness.named, default=-1) <= batch
 
     def put_back(self, path: str) -> None:
         """A file of a decided plan is there again."""
