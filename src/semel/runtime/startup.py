@@ -25,7 +25,7 @@ from semel.protocol.refusals import (
     refuse_rolled_back,
 )
 from semel.runtime.batch import Coordinator
-from semel.runtime.beginning import check_beginnings, check_overtaken
+from semel.runtime.beginning import check_beginnings, check_nothing_owed, check_overtaken
 from semel.runtime.commits import Waiting
 from semel.runtime.phases import Limits
 from semel.runtime.plans import Plans
@@ -116,11 +116,21 @@ def start_weaker(
     plans: Plans | None = None,
     wait: Wait = nobody_to_wait_for,
     under_way: int | None = None,
+    decisions: DecisionLog | None = None,
 ) -> Weaker:
-    """At-least-once and at-most-once: no marker, no recovery; only what an earlier run staged is dropped."""
+    """At-least-once and at-most-once: no marker, no recovery; only what an earlier run staged is dropped.
+
+    `decisions` is the log of the checkpoint also where the guarantee keeps none: exactly-once may have left one.
+    """
+    decisions = decisions or log
+    if decisions is not None and plans is not None:
+        check_nothing_owed(decisions, plans)
     if log is not None:
         context = _claim(log, sinks, identity, marked=False, plans=plans, under_way=under_way)
         wait(log, context.incarnation)
+        if plans is not None:
+            # The older driver may have decided one more while it left.
+            check_nothing_owed(log, plans)
     else:
         context = Context(identity.pipeline, identity.name or identity.known_by, Incarnation(0), marked=False)
     weaker = Weaker(context, _participants(sinks, context), log)
