@@ -226,6 +226,14 @@ def test_a_marker_is_strange_when_no_record_of_the_batch_names_its_attempt(
     assert is_strange(marker, {(1, 4), (2, 5)}) is strange
 
 
+@pytest.mark.parametrize("marker", [(1, 4), (7, 7), None])
+def test_where_marker_and_decision_say_the_plan_it_alone_tells(marker: tuple[int, int] | None) -> None:
+    assert not is_strange(marker, {(1, 4)}, "ours", {"ours"})
+    assert is_strange(marker, {(1, 4)}, "theirs", {"ours"})
+    # One of them does not say it.
+    assert is_strange(marker, {(1, 4)}, "", {"ours"}) is is_strange(marker, {(1, 4)}, "theirs") is (marker == (7, 7))
+
+
 @pytest.mark.parametrize(
     ("newest_decided", "was_amiss", "again"),
     [(-1, False, False), (6, False, False), (7, False, False), (7, True, True), (6, True, True), (8, False, True)],

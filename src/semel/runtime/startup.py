@@ -298,10 +298,13 @@ def _facts_of(remain: Remains) -> SinkFacts:
 
 def strange_marks(sinks: Sequence[Sink], pipeline: PipelineId, batch: int, journal: Journal) -> str:
     """What the sinks show of a batch that its decision does not name: somebody has decided it for other rows."""
-    decided = {(c.attempt.attempt, c.attempt.incarnation) for c in effective_committables(journal) or ()}
+    named = effective_committables(journal) or ()
+    decided = {(c.attempt.attempt, c.attempt.incarnation) for c in named}
+    plans = {c.plan for c in named if c.plan}
     for sink in sinks:
         for mark in sink.evidence(pipeline, range(batch, batch + 1)).marks:
             by = (mark.attempt, mark.incarnation)
-            if mark.batch == batch and UNSAID not in by and is_strange(by, decided):
-                return f"sink {sink.name} shows attempt {mark.attempt} of incarnation {mark.incarnation}"
+            if mark.batch == batch and is_strange(None if UNSAID in by else by, decided, mark.plan, plans):
+                whose = "another plan" if UNSAID in by else f"attempt {by[0]} of incarnation {by[1]}"
+                return f"sink {sink.name} shows {whose}"
     return ""

@@ -346,7 +346,7 @@ class _FilesParticipant(Participant):
             "sink": committable.sink,
             "batch": a.batch,
             "attempt": a.attempt,
-            "incarnation": self.context.incarnation,
+            "incarnation": a.incarnation,
             "rows": committable.rows,
             "plan": committable.plan,
             "files": [{"name": file.name, "rows": file.rows, "bytes": file.bytes} for file in files],

@@ -279,7 +279,7 @@ class _SqliteParticipant(Participant):
             "INSERT INTO semel_ledger (pipeline, sink, batch, attempt, incarnation, rows, name, format, plan, target) "
             "VALUES (?,?,?,?,?,?,?,?,?,?)",
             (
-                *(context.pipeline, c.sink, c.attempt.batch, c.attempt.attempt, context.incarnation),
+                *(context.pipeline, c.sink, c.attempt.batch, c.attempt.attempt, c.attempt.incarnation),
                 *(c.rows, context.name, formats.LEDGER, c.plan, self.sink.table),
             ),
         )
