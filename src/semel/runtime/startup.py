@@ -27,6 +27,7 @@ from semel.protocol.refusals import (
 from semel.runtime.batch import Coordinator
 from semel.runtime.beginning import check_beginnings, check_nothing_owed, check_overtaken
 from semel.runtime.commits import Waiting
+from semel.runtime.handover import may_be_running
 from semel.runtime.phases import Limits
 from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run, restore_plans
@@ -157,6 +158,10 @@ def _claim(
     log.claimed(log.newest_claim())
     for sink in sinks if marked else ():
         sink.check_store(identity.pipeline)
+    if marked and plans is not None and may_be_running(log):
+        # As nobody's incarnation: the driver that runs may end our sessions, and takes none of them for its own.
+        onlooker = Context(identity.pipeline, _name(identity, found), Incarnation(0))
+        refuse_beside_who_runs(log, plans, sinks, onlooker)
     if found is None:
         log.create_identity(identity)
     if plans is not None:
@@ -166,6 +171,22 @@ def _claim(
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
     failpoint("startup.claimed")
     return Context(identity.pipeline, _name(identity, found), incarnation, marked)
+
+
+def refuse_beside_who_runs(log: DecisionLog, plans: Plans, sinks: Sequence[Sink], onlooker: Context) -> None:
+    """What the stores show that a start is refused for, looked for while it fences nobody, and once more after that.
+
+    The stores come first: what they show of a driver that goes on meanwhile is in the log by the time that it is read.
+    """
+    participants = _participants(sinks, onlooker)
+    try:
+        remains = {name: participant.recover() for name, participant in participants.items()}
+    finally:
+        for participant in participants.values():
+            participant.close()
+    _refuse_a_replaced_checkpoint(remains, onlooker, {sink.name: sink.starts for sink in sinks})
+    batch = first_to_run(log, plans.next_batch())
+    _refuse_a_rolled_back_checkpoint(remains, batch, log.journal(batch))
 
 
 def _name(identity: Identity, found: Identity | None) -> str:
