@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -23,14 +24,17 @@ from semel.errors import (
     CheckpointUnusable,
     CommitStalled,
     ConfigError,
+    DecisionUnknown,
     Fenced,
+    InDoubt,
     MissingExtra,
     QueryStopped,
+    RowsGone,
     SemelError,
 )
 from semel.run import stops
 from semel.run.happenings import Happening, Run, error_in
-from semel.run.runner import all_stopped, exit_code, jvm_watched, unless_stopped
+from semel.run.runner import all_stopped, exit_code, gravest, jvm_watched, unless_stopped
 from semel.run.session import SparkSettings, session_conf
 from semel.run.stops import StopSignals, stop_all
 from semel.runtime.durability import NOT_PROMISED
@@ -390,6 +394,17 @@ def test_of_several_failures_the_one_that_must_not_be_left_as_it_is_ends_the_run
     assert all(len(message.splitlines()) == 3 for message in caplog.messages)
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_what_needs_a_person_is_told_before_what_a_start_completes(order: tuple[int, ...]) -> None:
+    failures = [InDoubt("a person"), CommitStalled("the next start"), BatchFailed("nothing is open")]
+    assert gravest([failures[place] for place in order]).what == "a person"
+    assert gravest([failures[place] for place in order if place]).what == "the next start"
+    first, second = RowsGone("of one"), InDoubt("of another")
+    assert gravest([failures[2], second, first]) is second
+    assert gravest([DecisionUnknown("not known"), failures[2]]).what == "not known"
+    assert gravest([failures[2], DecisionUnknown("not known"), failures[1]]).what == "the next start"
+
+
 def test_a_start_that_hangs_is_given_up_when_a_stop_was_asked_for_and_its_grace_is_over() -> None:
     released, stop = threading.Event(), StopSignals()
     stop._asked.set()
@@ -426,7 +441,8 @@ def test_a_spark_that_does_not_stop_is_killed_and_holds_nobody_up(monkeypatch: p
 
 
 def test_exit_codes_tell_a_supervisor_what_to_do() -> None:
-    assert exit_code(CommitStalled("x")) == 4
+    for error in (CommitStalled("x"), InDoubt("x"), RowsGone("x"), DecisionUnknown("x")):
+        assert exit_code(error) == 4, f"after {type(error).__name__} a batch may be visible in some stores only"
     assert exit_code(BatchFailed("x")) == 1
     assert exit_code(MissingExtra("x", extra="cli")) == 2
     assert exit_code(CheckpointUnusable("x")) == 2

@@ -20,6 +20,7 @@ from semel.errors import (
     DecisionUnknown,
     Fenced,
     InDoubt,
+    RowsGone,
     SinkUnavailable,
 )
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
@@ -314,7 +315,7 @@ def test_a_changed_task_layout_is_not_mended() -> None:
         return staged if only is None else {"b": staged["b"][:1]}
 
     b = Scripted("b", [Outcome.GONE])
-    with pytest.raises(BatchFailed) as caught:
+    with pytest.raises(RowsGone) as caught:
         coordinator(Scripted("a"), b).exactly_once(4, other)
     assert str(caught.value) == (
         "Batch 4 has another task layout than when it was decided: 1 tasks for b, not 2.\n"
@@ -443,7 +444,7 @@ def test_when_a_replay_brings_other_rows_the_pipeline_stops_and_nothing_is_doubl
     log, store = MemoryStore(), ByTask("k", loses={1})
     run = stages(store, [("a",), ("b",)], [("a",), ("c",)])
     for incarnation in (1, 2):
-        with pytest.raises(BatchFailed) as caught:
+        with pytest.raises(RowsGone) as caught:
             by_task(store, log, incarnation).exactly_once(4, run)
         assert str(caught.value) == (
             "Of batch 4 the rows of k/1 are gone from k, and a replay did not bring them again.\n"

@@ -27,7 +27,7 @@ def run(
     """Run the pipelines of a file until they end, one fails, or Ctrl-C or SIGTERM stops them after their batch.
 
     Exit codes: 0 ended or stopped clean, 1 failed, 2 wrong input or checkpoint, 3 another incarnation runs it,
-    4 failed or stopped with a decided batch not committed everywhere: start it again when the sink is back.
+    4 failed or stopped with a batch that is decided, or may be, and not visible everywhere: the error says what to do.
     """
     settings = SparkSettings(
         master=master,

@@ -11,7 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.errors import CheckpointError, CommitStalled, ConfigError, Fenced, PlanRestored, QueryStopped, SemelError
+from semel.errors import (
+    CheckpointError,
+    CommitStalled,
+    ConfigError,
+    DecisionUnknown,
+    Fenced,
+    InDoubt,
+    PlanRestored,
+    QueryStopped,
+    RowsGone,
+    SemelError,
+)
 from semel.run.happenings import GRACE_S, Happening, Hear, Run, error_in, first_line
 from semel.run.loading import load_pipelines, place_and_error, split_target
 from semel.run.session import SparkSettings, open_session
@@ -38,15 +49,20 @@ def as_it_is(writer: StreamWriter) -> StreamWriter:
     return writer
 
 
+#: After these a batch is decided, or may be, and not known to be visible in every sink. What needs a person is first,
+#: then what the next start completes.
+OPEN = ((InDoubt, RowsGone), (CommitStalled,), (DecisionUnknown,))
+
+
 def exit_code(error: BaseException) -> int:
     """What a shell or a supervisor may act on.
 
-    2 means that the same start would fail again, 3 that another runs, 4 that a batch is decided and not visible in
-    every sink: do not leave it stopped.
+    2 means that the same start would fail again, 3 that another runs, 4 that a batch is decided, or may be, and not
+    visible in every sink: do not leave it so.
     """
     if isinstance(error, Fenced):
         return 3
-    if isinstance(error, CommitStalled):
+    if isinstance(error, sum(OPEN, ())):
         return 4
     return 2 if isinstance(error, ConfigError | CheckpointError) else 1
 
@@ -327,10 +343,14 @@ def all_stopped(spark: SparkSession, stop: StopSignals, hear: Hear, grace_s: flo
         raise gravest(failures)
 
 
+def _rank(failure: SemelError) -> int:
+    return next((rank for rank, kinds in enumerate(OPEN) if isinstance(failure, kinds)), len(OPEN))
+
+
 def gravest(failures: Sequence[SemelError]) -> SemelError:
-    """Of several failures the one to end with: the first of those that must not be left as they are. Others are told
-    now, because nobody else will."""
-    found = next((failure for failure in failures if isinstance(failure, CommitStalled)), failures[0])
+    """Of several failures the one to end with: the first of the gravest, as in `OPEN`. Others are told now, because
+    nobody else will."""
+    found = min(failures, key=_rank)
     for failure in failures:
         if failure is not found:
             _LOG.error("%s", failure)

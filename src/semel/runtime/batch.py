@@ -21,6 +21,7 @@ from semel.errors import (
     Fenced,
     InDoubt,
     QueryStopped,
+    RowsGone,
     SemelError,
 )
 from semel.failpoints import failpoint
@@ -321,7 +322,8 @@ class Coordinator(Phases):
             ) from work.error
         if work.state is State.STALLED:
             if work.unmendable:
-                raise batch_failed(work)
+                failed = batch_failed(work)
+                raise RowsGone(failed.what, data_now=failed.data_now, remedy=failed.remedy) from work.error
             raise self._stalled(work, is_stopped=work.was_stopped) from work.log_error or work.error_of_open
         doubt = ", ".join(work.sinks_of(work.batch.having(Outcome.IN_DOUBT)))
         raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=work.data_now)
