@@ -60,12 +60,19 @@ def start_exactly_once(  # noqa: PLR0913 - the first four are what it starts, th
     wait: Wait = nobody_to_wait_for,
     tell: Callable[[Waiting], None] = lambda _: None,
     is_stopped: Callable[[], bool] = lambda: False,
+    is_somebody_there: Callable[[DecisionLog], bool] = may_be_running,
 ) -> Coordinator:
     """Claim, fence, settle, sweep; then the pipeline may run. `under_way` is a batch that Spark runs already.
 
-    `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for.
+    `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for. When
+    `is_somebody_there`, the stores are looked at before the claim.
     """
-    context = _claim(log, sinks, identity, marked=True, plans=plans, under_way=under_way)
+
+    def look() -> None:
+        if is_somebody_there(log):
+            refuse_beside_who_runs(log, plans, sinks, identity)
+
+    context = _claim(log, sinks, identity, marked=True, plans=plans, under_way=under_way, look=look)
     coordinator = Coordinator(context, _participants(sinks, context), log, plans, limits)
     coordinator.tell, coordinator.is_stopped = tell, is_stopped
     coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
@@ -148,6 +155,7 @@ def _claim(
     marked: bool,
     plans: Plans | None,
     under_way: int | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> Context:
     found = log.identity()
     if found is not None:
@@ -158,10 +166,7 @@ def _claim(
     log.claimed(log.newest_claim())
     for sink in sinks if marked else ():
         sink.check_store(identity.pipeline)
-    if marked and plans is not None and may_be_running(log):
-        # As nobody's incarnation: the driver that runs may end our sessions, and takes none of them for its own.
-        onlooker = Context(identity.pipeline, _name(identity, found), Incarnation(0))
-        refuse_beside_who_runs(log, plans, sinks, onlooker)
+    look()
     if found is None:
         log.create_identity(identity)
     if plans is not None:
@@ -173,11 +178,13 @@ def _claim(
     return Context(identity.pipeline, _name(identity, found), incarnation, marked)
 
 
-def refuse_beside_who_runs(log: DecisionLog, plans: Plans, sinks: Sequence[Sink], onlooker: Context) -> None:
+def refuse_beside_who_runs(log: DecisionLog, plans: Plans, sinks: Sequence[Sink], identity: Identity) -> None:
     """What the stores show that a start is refused for, looked for while it fences nobody, and once more after that.
 
     The stores come first: what they show of a driver that goes on meanwhile is in the log by the time that it is read.
     """
+    # As nobody's incarnation: the driver that runs may end our sessions, and takes none of them for its own.
+    onlooker = Context(identity.pipeline, _name(identity, log.identity()), Incarnation(0))
     participants = _participants(sinks, onlooker)
     try:
         remains = {name: participant.recover() for name, participant in participants.items()}

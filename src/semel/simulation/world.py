@@ -72,6 +72,8 @@ class World:
         self.forgets_soon = self.dice.random() < 0.5
         #: In some worlds semel is a function in a foreachBatch: it hears of a query in its first batch only.
         self.drops_in = self.dice.random() < 0.3
+        #: In some worlds nobody can tell that an older driver is gone: each start looks at the stores before it claims.
+        self.looks_before_claims = seed % 5 == 4
         self.records = MemoryStore()
         #: Batches whose journals were forgotten. What lies there now was recorded later; nobody acts on it.
         self.pruned: set[int] = set()
@@ -325,6 +327,8 @@ def the_real_code_in(world: World) -> Iterator[None]:
         (log_module, "_now", lambda: f"{world.now:.3f} s"),
         (logging.getLogger("semel"), "disabled", True),
     ]
+    if world.looks_before_claims:
+        world.counts["worlds that look before they claim"] += 1
     if world.forgets_soon:
         replaced += [(phases_module, "TIDY_EVERY_BATCHES", 2), (phases_module, "BATCHES_KEPT", 1)]
         replaced += [(log_module, "INCARNATIONS_KEPT", 3)]
