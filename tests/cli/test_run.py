@@ -144,6 +144,43 @@ def test_sigterm_to_the_whole_group_stops_clean_and_the_next_run_goes_on(folder:
     assert ids(folder, "first") == [0, 1, 2, 3]
 
 
+def test_a_reader_that_goes_away_ends_the_run_between_two_batches(folder: Path) -> None:
+    """`semel run pipelines.py | head -n 1`: found by a review, which saw it end a batch behind its decision."""
+    command = [sys.executable, "-m", "semel.cli", "run", "pipelines.py:first", *quick_run()]
+    child = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "KEEP_RUNNING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert " first started" in child.stdout.readline()
+    child.stdout.close()
+    assert (child.wait(timeout=180), child.stderr.read()) == (141, "")
+    # Of what was told to nobody all is done: decided, committed, and known to Spark, but for the last one.
+    decisions = sorted(name.name for name in (folder / "checkpoints" / "first" / "semel" / "decisions").iterdir())
+    assert ids(folder, "first") == list(range(len(decisions))) != []
+    again = start(folder, "pipelines.py:first")
+    output, errors = again.communicate(timeout=180)
+    assert (again.returncode, errors) == (0, "")
+    assert {e["event"] for e in events(output)} == {"started", "batch", "stopped"}
+    assert ids(folder, "first") == [0, 1, 2]
+
+
+def test_a_reader_of_the_events_that_goes_away_stops_nothing(folder: Path) -> None:
+    child = start(folder, "pipelines.py:first")
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert '"started"' in child.stdout.readline()
+    child.stdout.close()
+    assert (child.wait(timeout=180), child.stderr.read()) == (0, "")
+    assert ids(folder, "first") == [0, 1, 2]
+
+
 def iter_lines(child: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     assert child.stdout is not None
     for line in child.stdout:

@@ -67,8 +67,19 @@ def exit_code(error: BaseException) -> int:
     return 2 if isinstance(error, ConfigError | CheckpointError) else 1
 
 
-def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_is, *, grace_s: float = GRACE_S) -> None:
-    """Run the pipelines of `FILE[:NAME]` until they end, one fails, or a signal says stop. Raises what failed."""
+def run(
+    target: str,
+    settings: SparkSettings,
+    hear: Hear,
+    adapt: Adapt = as_it_is,
+    *,
+    grace_s: float = GRACE_S,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> None:
+    """Run the pipelines of `FILE[:NAME]` until they end, one fails, or a signal says stop. Raises what failed.
+
+    They are stopped, too, when they are not wanted any more.
+    """
     with StopSignals() as stop:
         pipelines = load_pipelines(target)
         path = split_target(target)[0]
@@ -80,7 +91,7 @@ def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_i
                 if not stop.is_asked():
                     runs.append(launch(pipeline, spark, path, hear, adapt, stop, grace_s))
             with jvm_watched():
-                watch(runs, stop, hear)
+                watch(runs, stop, hear, is_wanted)
 
 
 # One pipeline -------------------------------------------------------------------------------------------------------
@@ -194,12 +205,12 @@ def planned_batch(spark: SparkSession, writer: StreamWriter) -> int | None:
 # All of them --------------------------------------------------------------------------------------------------------
 
 
-def watch(runs: Sequence[Run], stop: StopSignals, hear: Hear) -> None:
-    """Return when all have ended or a signal came; raise when one failed."""
+def watch(runs: Sequence[Run], stop: StopSignals, hear: Hear, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Return when all have ended, a signal came, or they are not wanted any more; raise when one failed."""
     while True:
         tell_ends(runs, hear)
         # One that has ended may have been started again, and is not told of then.
-        if all(run.told for run in runs) or stop.wait(LOOK_EVERY_S):
+        if all(run.told for run in runs) or not is_wanted() or stop.wait(LOOK_EVERY_S):
             return
 
 
