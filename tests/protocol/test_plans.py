@@ -20,6 +20,7 @@ from semel.protocol.plans import (
     digest_of,
     first_batch,
     gone_on_from,
+    is_of_another_plan,
     is_read_at_start,
     is_strange,
     lists_to_put_back,
@@ -274,3 +275,9 @@ def test_a_decision_carries_the_plan_that_its_sinks_prepared_for() -> None:
         "b was prepared for another plan"
     ]
     assert decision_carries_its_plan(Decided(attempt(0), (ours,))) != []
+
+
+@pytest.mark.parametrize(("marker", "plan"), [("a", "a"), ("", "a"), ("a", ""), ("", "")])
+def test_a_marker_is_of_another_plan_only_where_both_say_theirs(marker: str, plan: str) -> None:
+    assert not is_of_another_plan(marker, plan)
+    assert is_of_another_plan(f"{marker}x", f"{plan}y")

@@ -107,6 +107,11 @@ def compare(plan: Plan, found: Mapping[str, str | None]) -> tuple[list[str], lis
     return missing, different
 
 
+def is_of_another_plan(marker: str, plan: str) -> bool:
+    """Whether a marker of a batch proves rows of another plan. Each is a digest, or "" where none is said."""
+    return bool(marker and plan) and marker != plan
+
+
 def is_strange(
     marker: tuple[int, int] | None, decided: Collection[tuple[int, int]], plan: str = "", plans: Collection[str] = ()
 ) -> bool:
