@@ -154,8 +154,9 @@ class _Participant(Participant):
         return Path(self.sink.path, f"{name}.jsonl")
 
     def marker(self, committable: Committable) -> bytes:
-        said = {"name": self.context.name, "incarnation": self.context.incarnation, "rows": committable.rows}
-        line = {MARKER: {**said, "attempt": committable.attempt.attempt, "plan": committable.plan}}
+        a = committable.attempt
+        said = {"name": self.context.name, "attempt": a.attempt, "incarnation": a.incarnation, "rows": committable.rows}
+        line = {MARKER: {**said, "plan": committable.plan}}
         return json.dumps(line).encode() + b"\n" if self.context.marked else b""
 
     @_reachable()

@@ -20,6 +20,7 @@
     ├── PlanRestored             retryable: Spark runs another plan than the checkpoint has; the next start reads it
     ├── QueryStopped             the query is being stopped between two batches
     ├── Fenced                   fatal: a newer incarnation runs this pipeline
+    ├── RowsGone                 needs a person: decided, and a replay does not bring what is gone from a sink
     └── InDoubt                  needs a person: a sink cannot say what happened
 
 An error has three lines: what failed, what is true of the data now, what to do next.
@@ -151,6 +152,11 @@ class QueryStopped(SemelError):
 class Fenced(SemelError):
     data_now = "this driver made nothing of its last batch visible; the newer one goes on from there"
     remedy = "Leave this one stopped. Run a pipeline in one place only."
+
+
+class RowsGone(SemelError):
+    data_now = "the batch is decided; what is named here is not visible, the rest is"
+    remedy = "Write the missing rows by hand from the offsets of the batch."
 
 
 class InDoubt(SemelError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
-from semel.cli.display import LiveLine, plain_line, tell_json
+from semel.cli.display import LiveLine, display_for, plain_line, tell_json
 from semel.run.happenings import Happening
 
 PLAIN = Happening("batch", "orders", 17, "committed", 200, 0, 100.0, at="now")
@@ -72,3 +73,18 @@ def test_a_decided_batch_that_waits_says_for_whom_and_where_it_is_visible(capsys
     found = told(WAITING, capsys)
     assert (found["event"], found["batch"], found["since"], found["seconds"]) == ("waiting", 17, "noon", 5.2)
     assert (found["waits_for"], found["visible_in"]) == (["postgres"], ["kafka", "files"])
+
+
+def test_whoever_prints_when_the_reader_has_gone_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich would end the thread with SystemExit, which holds whatever it is in the middle of: a commit."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe, monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", pipe)
+        with display_for(json=False) as display:
+            assert display.is_read()
+            display.hear(PLAIN)
+            assert not display.is_read()
+            display.hear(LAGGING)
+        pipe.write("what is still in the buffer goes nowhere")
+        pipe.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -23,14 +24,17 @@ from semel.errors import (
     CheckpointUnusable,
     CommitStalled,
     ConfigError,
+    DecisionUnknown,
     Fenced,
+    InDoubt,
     MissingExtra,
     QueryStopped,
+    RowsGone,
     SemelError,
 )
 from semel.run import stops
 from semel.run.happenings import Happening, Launched, error_in
-from semel.run.runner import all_stopped, exit_code, jvm_watched, unless_stopped
+from semel.run.runner import all_stopped, exit_code, gravest, jvm_watched, unless_stopped
 from semel.run.session import SparkSettings, session_conf
 from semel.run.stops import StopSignals, stop_all
 from semel.runtime.durability import NOT_PROMISED
@@ -138,6 +142,43 @@ def test_sigterm_to_the_whole_group_stops_clean_and_the_next_run_goes_on(folder:
     assert (again.returncode, errors) == (0, "")
     assert [e["event"] for e in events(output)][-1] == "stopped"
     assert ids(folder, "first") == [0, 1, 2, 3]
+
+
+def test_a_reader_that_goes_away_ends_the_run_between_two_batches(folder: Path) -> None:
+    """`semel run pipelines.py | head -n 1`: found by a review, which saw it end a batch behind its decision."""
+    command = [sys.executable, "-m", "semel.cli", "run", "pipelines.py:first", *quick_run()]
+    child = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "KEEP_RUNNING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert " first started" in child.stdout.readline()
+    child.stdout.close()
+    assert (child.wait(timeout=180), child.stderr.read()) == (141, "")
+    # Of what was told to nobody all is done: decided, committed, and known to Spark, but for the last one.
+    decisions = sorted(name.name for name in (folder / "checkpoints" / "first" / "semel" / "decisions").iterdir())
+    assert ids(folder, "first") == list(range(len(decisions))) != []
+    again = start(folder, "pipelines.py:first")
+    output, errors = again.communicate(timeout=180)
+    assert (again.returncode, errors) == (0, "")
+    assert {e["event"] for e in events(output)} == {"started", "batch", "stopped"}
+    assert ids(folder, "first") == [0, 1, 2]
+
+
+def test_a_reader_of_the_events_that_goes_away_stops_nothing(folder: Path) -> None:
+    child = start(folder, "pipelines.py:first")
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert '"started"' in child.stdout.readline()
+    child.stdout.close()
+    assert (child.wait(timeout=180), child.stderr.read()) == (0, "")
+    assert ids(folder, "first") == [0, 1, 2]
 
 
 def iter_lines(child: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
@@ -393,6 +434,17 @@ def test_of_several_failures_the_one_that_must_not_be_left_as_it_is_ends_the_run
     assert all(len(message.splitlines()) == 3 for message in caplog.messages)
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_what_needs_a_person_is_told_before_what_a_start_completes(order: tuple[int, ...]) -> None:
+    failures = [InDoubt("a person"), CommitStalled("the next start"), BatchFailed("nothing is open")]
+    assert gravest([failures[place] for place in order]).what == "a person"
+    assert gravest([failures[place] for place in order if place]).what == "the next start"
+    first, second = RowsGone("of one"), InDoubt("of another")
+    assert gravest([failures[2], second, first]) is second
+    assert gravest([DecisionUnknown("not known"), failures[2]]).what == "not known"
+    assert gravest([failures[2], DecisionUnknown("not known"), failures[1]]).what == "the next start"
+
+
 def test_a_start_that_hangs_is_given_up_when_a_stop_was_asked_for_and_its_grace_is_over() -> None:
     released, stop = threading.Event(), StopSignals()
     stop._asked.set()
@@ -429,7 +481,8 @@ def test_a_spark_that_does_not_stop_is_killed_and_holds_nobody_up(monkeypatch: p
 
 
 def test_exit_codes_tell_a_supervisor_what_to_do() -> None:
-    assert exit_code(CommitStalled("x")) == 4
+    for error in (CommitStalled("x"), InDoubt("x"), RowsGone("x"), DecisionUnknown("x")):
+        assert exit_code(error) == 4, f"after {type(error).__name__} a batch may be visible in some stores only"
     assert exit_code(BatchFailed("x")) == 1
     assert exit_code(MissingExtra("x", extra="cli")) == 2
     assert exit_code(CheckpointUnusable("x")) == 2

@@ -145,6 +145,17 @@ def test_the_guarantees_differ_under_kill(
     assert (_has_ledger(game), (game.checkpoint / "semel" / "decisions").is_dir()) == marks
 
 
+def test_a_guarantee_is_not_weakened_while_a_decided_batch_is_not_visible_in_every_sink(make_game: Make) -> None:
+    game = make_game(batches=3, sink="both")
+    assert game.live("files.renamed@2").killed
+    assert game.committed("files") == 1
+    weaker = game.live(guarantee="at-most-once")
+    assert weaker.returncode == 1
+    assert "CheckpointError: Batch 1 was decided under exactly-once, and the checkpoint does not say" in weaker.error
+    assert game.live().returncode == 0
+    assert game.committed("sqlite") == game.committed("files") == game.batches
+
+
 def _has_ledger(game: Game) -> bool:
     import sqlite3
 

@@ -269,7 +269,7 @@ def test_when_a_replay_brings_other_rows_the_pipeline_stops_and_doubles_nothing(
     visible = game.committed()
     last = game.live()
     assert last.returncode == 1
-    what, now, remedy = _three_lines(last.error, "BatchFailed: ")
+    what, now, remedy = _three_lines(last.error, "RowsGone: ")
     gone = f"Of batch 1 the rows of {game.sink}/1 are gone from {game.sink}"
     assert what == f"{gone}, and a replay did not bring them again."
     assert now.startswith("  the data now: the batch is decided; what is named here is not visible, the rest is")

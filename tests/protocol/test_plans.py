@@ -24,6 +24,7 @@ from semel.protocol.plans import (
     first_batch,
     first_to_put_back,
     gone_on_from,
+    is_of_another_plan,
     is_read_at_start,
     is_strange,
     lists_to_put_back,
@@ -330,6 +331,14 @@ def test_a_marker_is_strange_when_no_record_of_the_batch_names_its_attempt(
     assert is_strange(marker, {(1, 4), (2, 5)}) is strange
 
 
+@pytest.mark.parametrize("marker", [(1, 4), (7, 7), None])
+def test_where_marker_and_decision_say_the_plan_it_alone_tells(marker: tuple[int, int] | None) -> None:
+    assert not is_strange(marker, {(1, 4)}, "ours", {"ours"})
+    assert is_strange(marker, {(1, 4)}, "theirs", {"ours"})
+    # One of them does not say it.
+    assert is_strange(marker, {(1, 4)}, "", {"ours"}) is is_strange(marker, {(1, 4)}, "theirs") is (marker == (7, 7))
+
+
 @pytest.mark.parametrize(
     ("newest_decided", "was_amiss", "again"),
     [(-1, False, False), (6, False, False), (7, False, False), (7, True, True), (6, True, True), (8, False, True)],
@@ -370,3 +379,9 @@ def test_a_decision_carries_the_plan_that_its_sinks_prepared_for() -> None:
         "b was prepared for another plan"
     ]
     assert decision_carries_its_plan(Decided(attempt(0), (ours,))) != []
+
+
+@pytest.mark.parametrize(("marker", "plan"), [("a", "a"), ("", "a"), ("a", ""), ("", "")])
+def test_a_marker_is_of_another_plan_only_where_both_say_theirs(marker: str, plan: str) -> None:
+    assert not is_of_another_plan(marker, plan)
+    assert is_of_another_plan(f"{marker}x", f"{plan}y")

@@ -22,6 +22,7 @@ from semel.protocol.recovery import (
     effective_committables,
     resolve_batch,
     resolve_leftover,
+    slot_to_begin_in,
 )
 from semel.protocol.step import ProtocolError
 
@@ -67,6 +68,22 @@ def test_a_decided_batch_is_committed_forward() -> None:
 
 def test_a_batch_decided_with_nothing_inside_is_committed_forward_and_not_run() -> None:
     assert resolve_batch(facts(decision(0))) == CommitForward(1, ())
+
+
+@pytest.mark.parametrize(
+    ("journal", "slot"),
+    [
+        ((), 0),
+        ((Aborted(attempt(0)),), 1),
+        ((Aborted(attempt(0)), Aborted(attempt(1))), 2),
+        ((Started(attempt(0)),), None),
+        ((Aborted(attempt(0)), Started(attempt(1))), None),
+        ((decision(0, "orders"),), None),
+        ((decision(0, "orders"), Aborted(attempt(1))), None),
+    ],
+)
+def test_a_batch_is_begun_once_and_a_closed_slot_began_nothing(journal: Journal, slot: int | None) -> None:
+    assert slot_to_begin_in(journal) == slot
 
 
 def test_a_batch_begun_at_most_once_is_unclear() -> None:

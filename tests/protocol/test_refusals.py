@@ -21,6 +21,7 @@ from semel.protocol.refusals import (
     refuse_replaced,
     refuse_rolled_back,
     refuse_temporary,
+    refuse_weaker,
 )
 
 OURS = PipelineId("00000000-0000-0000-0000-000000000001")
@@ -148,3 +149,13 @@ def test_executors_elsewhere_must_reach_the_store() -> None:
     assert refuse_executors(are_remote=True, reaches_remote=False) is Refusal.REMOTE_EXECUTORS
     assert refuse_executors(are_remote=True, reaches_remote=True) is None
     assert refuse_executors(are_remote=False, reaches_remote=False) is None
+
+
+@pytest.mark.parametrize(
+    ("newest_decided", "next_batch", "refusal"),
+    [(-1, 0, None), (4, 5, None), (5, 5, Refusal.OWED), (6, 5, Refusal.OWED), (0, 0, Refusal.OWED)],
+)
+def test_a_weaker_guarantee_does_not_begin_before_what_was_decided_is_over(
+    newest_decided: int, next_batch: int, refusal: Refusal | None
+) -> None:
+    assert refuse_weaker(newest_decided=newest_decided, next_batch=next_batch) is refusal

@@ -16,6 +16,7 @@ from semel.errors import (
     CommitStalled,
     InDoubt,
     PlanRestored,
+    RowsGone,
     SinkUnavailable,
 )
 from semel.ids import Attempt, Branch, Incarnation
@@ -295,7 +296,7 @@ def test_a_changed_task_layout_is_not_mended() -> None:
         return staged if only is None else {"b": staged["b"][:1]}
 
     b = Scripted("b", [Outcome.GONE])
-    with pytest.raises(BatchFailed) as caught:
+    with pytest.raises(RowsGone) as caught:
         coordinator(Scripted("a"), b).exactly_once(4, other)
     assert str(caught.value) == (
         "Batch 4 has another task layout than when it was decided: 1 tasks for b, not 2.\n"

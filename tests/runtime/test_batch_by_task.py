@@ -10,8 +10,8 @@ import pytest
 from semel.decisions.log import DecisionLog
 from semel.decisions.memory import MemoryStore
 from semel.errors import (
-    BatchFailed,
     CommitStalled,
+    RowsGone,
 )
 from semel.ids import Attempt, Branch, Incarnation, parse_branch
 from semel.protocol.events import Committable, Decided, Outcome
@@ -124,7 +124,7 @@ def test_when_a_replay_brings_other_rows_the_pipeline_stops_and_nothing_is_doubl
     log, store = MemoryStore(), ByTask("k", loses={1})
     run = stages(store, [("a",), ("b",)], [("a",), ("c",)])
     for incarnation in (1, 2):
-        with pytest.raises(BatchFailed) as caught:
+        with pytest.raises(RowsGone) as caught:
             by_task(store, log, incarnation).exactly_once(4, run)
         assert str(caught.value) == (
             "Of batch 4 the rows of k/1 are gone from k, and a replay did not bring them again.\n"

@@ -414,7 +414,7 @@ MUTANTS: dict[Patch, tuple[str, range]] = {
     a_query_whose_batch_is_over_fences_the_driver_that_waits: ("nobody", range(150)),
     a_copy_that_is_older_than_the_log_is_taken_for_another_driver: ("stuck", range(30)),
     a_mend_writes_all_rows_again: ("duplicated", range(60)),
-    a_mend_goes_by_the_number_of_the_task: ("duplicated", range(60)),
+    a_mend_goes_by_the_number_of_the_task: ("duplicated", range(120, 205)),
     what_is_not_there_is_taken_for_gone: ("duplicated", range(20)),
     what_is_not_there_is_taken_for_committed: ("lost", range(100)),
     the_marker_is_written_after_the_rows: ("duplicated", range(120)),

@@ -62,6 +62,7 @@ def test_2000_seeds_hold_and_everything_that_can_go_wrong_did() -> None:
     # A copy that is older than what the log still knows is refused, and a person restores the newest one.
     assert 1 <= counts["refused copies"] <= 50
     assert counts["worlds with a drop-in"] >= SEEDS_IN_CI // 5
+    assert counts["worlds that look before they claim"] == SEEDS_IN_CI // 5
     for kind in ("with files", "with ledger", "with prepared", "that forget soon"):
         assert counts[f"worlds {kind}"] >= SEEDS_IN_CI // 3
     assert counts["batches"] >= 4 * SEEDS_IN_CI

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -19,18 +20,45 @@ from semel.run.happenings import Happening, Hear
 COLOURS = {"committed": "green", "forwarded": "cyan", "replayed": "yellow", "skipped": "magenta"}
 
 
+class Output(Console):
+    """Remembers that its reader has gone away, where rich would end the thread that prints: that commits a batch."""
+
+    is_read = True
+
+    def on_broken_pipe(self) -> None:
+        self.quiet, self.is_read = True, False
+        _to_nowhere()
+
+
+@dataclass(frozen=True)
+class Display:
+    """What shows the happenings, and whether anybody still wants to see them."""
+
+    hear: Hear
+    is_read: Callable[[], bool] = lambda: True
+
+
 @contextmanager
-def display_for(*, json: bool) -> Iterator[Hear]:
+def display_for(*, json: bool) -> Iterator[Display]:
     """The display that suits where the output goes."""
-    console = Console()
+    output = Output()
     if json:
-        yield _serialized(tell_json)
-    elif not console.is_terminal:
-        yield _serialized(lambda happening: console.print(plain_line(happening), highlight=False, soft_wrap=True))
+        yield Display(_serialized(tell_json))
+    elif not output.is_terminal:
+        hear = _serialized(lambda happening: output.print(plain_line(happening), highlight=False, soft_wrap=True))
+        yield Display(hear, lambda: output.is_read)
     else:
         line = LiveLine()
-        with Live(get_renderable=line.render, console=console, refresh_per_second=4):
-            yield _serialized(line.hear)
+        with Live(get_renderable=line.render, console=output, refresh_per_second=4):
+            yield Display(_serialized(line.hear))
+
+
+def _to_nowhere() -> None:
+    """What is still in the buffer of stdout would fail once more when the process ends, and change its exit code."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _serialized(hear: Hear) -> Hear:
@@ -54,9 +82,11 @@ def tell_json(happening: Happening) -> None:
     if happening.event != "waiting":
         for name in ("waits_for", "visible_in", "since", "seconds"):
             del event[name]
-    with suppress(BrokenPipeError):
+    try:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
+    except BrokenPipeError:
+        _to_nowhere()
 
 
 def plain_line(happening: Happening) -> str:

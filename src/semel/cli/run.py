@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -12,6 +13,9 @@ from semel.run import runner
 from semel.run.happenings import GRACE_S
 from semel.run.loading import split_target
 from semel.run.session import SparkSettings
+
+#: As a shell says it of a program that SIGPIPE has ended.
+NOT_READ = 128 + signal.SIGPIPE
 
 
 def run(
@@ -27,7 +31,8 @@ def run(
     """Run the pipelines of a file until they end, one fails, or Ctrl-C or SIGTERM stops them after their batch.
 
     Exit codes: 0 ended or stopped clean, 1 failed, 2 wrong input or checkpoint, 3 another incarnation runs it,
-    4 failed or stopped with a decided batch not committed everywhere: start it again when the sink is back.
+    4 failed or stopped with a batch that is decided, or may be, and not visible everywhere: the error says what to do,
+    141 stopped clean because nobody reads the output any more (not with --json).
     """
     settings = SparkSettings(
         master=master,
@@ -36,8 +41,10 @@ def run(
         folder=str(split_target(target)[0].resolve().parent),
         show_log=show_spark_log,
     )
-    with display_for(json=json) as hear:
-        runner.run(target, settings, hear, grace_s=grace_s)
+    with display_for(json=json) as display:
+        runner.run(target, settings, display.hear, grace_s=grace_s, is_wanted=display.is_read)
+        if not display.is_read():
+            raise typer.Exit(NOT_READ)
 
 
 def key_and_value(item: str) -> tuple[str, str]:

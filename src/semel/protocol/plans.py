@@ -112,12 +112,23 @@ def compare(plan: Plan, found: Mapping[str, str | None]) -> tuple[list[str], lis
     return missing, different
 
 
-def is_strange(marker: tuple[int, int], decided: Collection[tuple[int, int]]) -> bool:
-    """Whether a marker of a batch proves that somebody decided it for other rows: its journal names no such attempt.
+def is_of_another_plan(marker: str, plan: str) -> bool:
+    """Whether a marker of a batch proves rows of another plan. Each is a digest, or "" where none is said."""
+    return bool(marker and plan) and marker != plan
 
-    Each attempt is given as its number and its incarnation. Of stores that do not keep them, nothing follows.
+
+def is_strange(
+    marker: tuple[int, int] | None, decided: Collection[tuple[int, int]], plan: str = "", plans: Collection[str] = ()
+) -> bool:
+    """Whether a marker of a batch proves that somebody decided it for other rows than its journal says.
+
+    Where both say for which plan, by its digest, that tells: drivers on two copies of a checkpoint count their attempts
+    alike. Otherwise the attempts do, each given as its number and its incarnation. Of stores that keep neither, nothing
+    follows.
     """
-    return marker not in decided
+    if plan and plans:
+        return plan not in plans
+    return marker is not None and marker not in decided
 
 
 def must_start_again(under_way: int, newest_decided: int, *, was_amiss: bool) -> bool:

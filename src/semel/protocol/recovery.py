@@ -67,6 +67,14 @@ def resolve_batch(facts: Facts) -> Resolution:
     return CommitForward(attempt=len(facts.journal), committables=committables)
 
 
+def slot_to_begin_in(journal: Journal) -> int | None:
+    """At-most-once: the slot in which a batch is begun; None when it was begun before, or is decided.
+
+    A closed slot began nothing: each start of exactly-once closes one.
+    """
+    return None if any(isinstance(record, Started | Decided) for record in journal) else len(journal)
+
+
 def effective_committables(journal: Journal) -> tuple[Committable, ...] | None:
     """What the journal decided, mends applied; None when nothing is decided. A closed slot changes nothing."""
     decision: dict[str, Committable] | None = None

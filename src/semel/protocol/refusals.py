@@ -17,6 +17,7 @@ class Refusal(Enum):
     TEMPORARY_CHECKPOINT = "the checkpoint ends with the query, so that the next start would write everything again"
     STARTS_LATE = "the sink has not had the batches before the one that it would begin with"
     OVERTAKEN = "the batch that Spark runs is over, or the one behind it is planned: another driver has gone on"
+    OWED = "a batch that was decided under exactly-once may not be visible everywhere yet"
     REMOTE_EXECUTORS = "executors run on other machines, where they cannot reach the sink"
 
 
@@ -124,6 +125,14 @@ def refuse_overtaken(query: UnderWay) -> Refusal | None:
     """
     ended = query.is_over and query.newest_decided <= query.batch and not query.is_replanned
     return Refusal.OVERTAKEN if query.is_next_planned or ended else None
+
+
+def refuse_weaker(*, newest_decided: int, next_batch: int) -> Refusal | None:
+    """A weaker guarantee commits nothing forward: it would drop, or write again, what a decision has promised.
+
+    `next_batch` is the first that the checkpoint does not know as over.
+    """
+    return Refusal.OWED if newest_decided >= next_batch else None
 
 
 def refuse_temporary(*, is_temporary: bool, remembers: bool) -> Refusal | None:

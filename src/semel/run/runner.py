@@ -11,7 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.errors import CheckpointError, CommitStalled, ConfigError, Fenced, PlanRestored, QueryStopped, SemelError
+from semel.errors import (
+    CheckpointError,
+    CommitStalled,
+    ConfigError,
+    DecisionUnknown,
+    Fenced,
+    InDoubt,
+    PlanRestored,
+    QueryStopped,
+    RowsGone,
+    SemelError,
+)
 from semel.run.happenings import GRACE_S, Happening, Hear, Launched, error_in, first_line
 from semel.run.loading import load_pipelines, place_and_error, split_target
 from semel.run.session import SparkSettings, open_session
@@ -38,21 +49,37 @@ def as_it_is(writer: StreamWriter) -> StreamWriter:
     return writer
 
 
+#: After these a batch is decided, or may be, and not known to be visible in every sink. What needs a person is first,
+#: then what the next start completes.
+OPEN = ((InDoubt, RowsGone), (CommitStalled,), (DecisionUnknown,))
+
+
 def exit_code(error: BaseException) -> int:
     """What a shell or a supervisor may act on.
 
-    2 means that the same start would fail again, 3 that another runs, 4 that a batch is decided and not visible in
-    every sink: do not leave it stopped.
+    2 means that the same start would fail again, 3 that another runs, 4 that a batch is decided, or may be, and not
+    visible in every sink: do not leave it so.
     """
     if isinstance(error, Fenced):
         return 3
-    if isinstance(error, CommitStalled):
+    if isinstance(error, sum(OPEN, ())):
         return 4
     return 2 if isinstance(error, ConfigError | CheckpointError) else 1
 
 
-def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_is, *, grace_s: float = GRACE_S) -> None:
-    """Run the pipelines of `FILE[:NAME]` until they end, one fails, or a signal says stop. Raises what failed."""
+def run(
+    target: str,
+    settings: SparkSettings,
+    hear: Hear,
+    adapt: Adapt = as_it_is,
+    *,
+    grace_s: float = GRACE_S,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> None:
+    """Run the pipelines of `FILE[:NAME]` until they end, one fails, or a signal says stop. Raises what failed.
+
+    They are stopped, too, when they are not wanted any more.
+    """
     with StopSignals() as stop:
         pipelines = load_pipelines(target)
         path = split_target(target)[0]
@@ -64,7 +91,7 @@ def run(target: str, settings: SparkSettings, hear: Hear, adapt: Adapt = as_it_i
                 if not stop.is_asked():
                     runs.append(launch(pipeline, spark, path, hear, adapt, stop, grace_s))
             with jvm_watched():
-                watch(runs, stop, hear)
+                watch(runs, stop, hear, is_wanted)
 
 
 # One pipeline -------------------------------------------------------------------------------------------------------
@@ -178,12 +205,14 @@ def planned_batch(spark: SparkSession, writer: StreamWriter) -> int | None:
 # All of them --------------------------------------------------------------------------------------------------------
 
 
-def watch(runs: Sequence[Launched], stop: StopSignals, hear: Hear) -> None:
-    """Return when all have ended or a signal came; raise when one failed."""
+def watch(
+    runs: Sequence[Launched], stop: StopSignals, hear: Hear, is_wanted: Callable[[], bool] = lambda: True
+) -> None:
+    """Return when all have ended, a signal came, or they are not wanted any more; raise when one failed."""
     while True:
         tell_ends(runs, hear)
         # One that has ended may have been started again, and is not told of then.
-        if all(run.told for run in runs) or stop.wait(LOOK_EVERY_S):
+        if all(run.told for run in runs) or not is_wanted() or stop.wait(LOOK_EVERY_S):
             return
 
 
@@ -329,10 +358,14 @@ def all_stopped(
         raise gravest(failures)
 
 
+def _rank(failure: SemelError) -> int:
+    return next((rank for rank, kinds in enumerate(OPEN) if isinstance(failure, kinds)), len(OPEN))
+
+
 def gravest(failures: Sequence[SemelError]) -> SemelError:
-    """Which of several failures to end with: the first of those that must not be left as they are. Others are told
-    now, because nobody else will."""
-    found = next((failure for failure in failures if isinstance(failure, CommitStalled)), failures[0])
+    """Of several failures the one to end with: the first of the gravest, as in `OPEN`. Others are told now, because
+    nobody else will."""
+    found = min(failures, key=_rank)
     for failure in failures:
         if failure is not found:
             _LOG.error("%s", failure)

@@ -22,6 +22,7 @@ from semel.errors import (
     InDoubt,
     PlanRestored,
     QueryStopped,
+    RowsGone,
     SemelError,
 )
 from semel.failpoints import failpoint
@@ -360,9 +361,14 @@ class Coordinator(Phases):
             ) from work.error
         if work.state is State.STALLED:
             if work.unmendable:
-                raise batch_failed(work)
+                failed = batch_failed(work)
+                raise RowsGone(failed.what, data_now=failed.data_now, remedy=failed.remedy) from work.error
             raise self._stalled(work, is_stopped=work.was_stopped) from work.log_error or work.error_of_open
-        doubt = ", ".join(work.sinks_of(work.batch.having(Outcome.IN_DOUBT)))
+        doubtful = work.batch.having(Outcome.IN_DOUBT)
+        said = next((e for key in sorted(doubtful) if isinstance(e := work.errors.get(key), InDoubt)), None)
+        if said is not None:
+            raise InDoubt(said.what, data_now=work.data_now, remedy=said.remedy) from said
+        doubt = ", ".join(work.sinks_of(doubtful))
         raise InDoubt(f"Nobody can say whether batch {work.id} was committed to {doubt}.", data_now=work.data_now)
 
     def _require_known_sinks(self, committables: Iterable[Committable], batch: int) -> None:

@@ -6,11 +6,19 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from semel.decisions.log import DecisionLog
-from semel.errors import PlanRestored, Refused
+from semel.errors import CheckpointError, PlanRestored, Refused
 from semel.ids import PipelineId
 from semel.protocol.events import Decided, Journal, Started
 from semel.protocol.recovery import effective_committables
-from semel.protocol.refusals import NOW, Beginning, UnderWay, begins_late, refuse_beginning, refuse_overtaken
+from semel.protocol.refusals import (
+    NOW,
+    Beginning,
+    UnderWay,
+    begins_late,
+    refuse_beginning,
+    refuse_overtaken,
+    refuse_weaker,
+)
 from semel.runtime.offsets import offsets_of
 from semel.runtime.plans import Plans
 from semel.runtime.restore import decided_batches, first_to_run, is_replanned
@@ -69,6 +77,24 @@ def check_overtaken(log: DecisionLog, plans: Plans, under_way: int | None) -> No
             data_now="this start wrote nothing, and the other driver goes on undisturbed",
             remedy="Start the query again to take the pipeline over, or leave the other driver alone.",
         )
+
+
+def check_nothing_owed(log: DecisionLog, plans: Plans) -> None:
+    """Refuse to begin a weaker guarantee while a decided batch may have to be committed: nobody else would do it."""
+    next_batch = plans.next_batch()
+    newest = max(decided_batches(log, next_batch), default=-1)
+    if refuse_weaker(newest_decided=newest, next_batch=next_batch):
+        raise owed(newest)
+
+
+def owed(batch: int) -> CheckpointError:
+    return CheckpointError(
+        f"Batch {batch} was decided under exactly-once, and the checkpoint does not say that it is over: it may be "
+        "visible in some sinks and not in others.",
+        data_now=f"this start wrote nothing; batch {batch} is decided, and what is staged of it is kept",
+        remedy="Start once with guarantee='exactly-once' and the sinks that the batch has: that commits it. Stop it "
+        "when it waits for input, then change the guarantee.",
+    )
 
 
 def _check_at(next_batch: int, log: DecisionLog, plans: Plans, sinks: Sequence[Sink], pipeline: PipelineId) -> None:

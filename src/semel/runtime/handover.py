@@ -45,6 +45,12 @@ class Handover:
 HANDOVER = Handover()
 
 
+def may_be_running(log: DecisionLog) -> bool:
+    """Whether the newest claim may be of a driver at work: it has not left, and its process is not known to be gone."""
+    newest = log.newest_claim()
+    return newest > 0 and not (log.has_left(newest) or has_ended(log.claimed(newest)))
+
+
 def wait_for_older(
     log: DecisionLog,
     ours: int,

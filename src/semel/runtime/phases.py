@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from semel.deadline import within
 from semel.decisions.log import DecisionLog
-from semel.errors import CheckpointUnusable, SemelError, SinkUnavailable
+from semel.errors import CheckpointUnusable, InDoubt, SemelError, SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch
 from semel.protocol.events import Committable, Outcome
@@ -300,6 +300,9 @@ class Phases(ABC):
             try:
                 with within(work.give_up_at - self.clock(), self._grant(committable, work)):
                     outcome = self.participants[committable.sink].commit(committable)
+            except InDoubt as error:
+                work.errors[committable.key] = error
+                outcome = Outcome.IN_DOUBT
             except Exception as error:  # noqa: BLE001 - the batch is decided, and this sink has no answer
                 work.errors[committable.key] = error
                 outcome = Outcome.RETRY

@@ -25,8 +25,9 @@ from semel.protocol.refusals import (
     refuse_rolled_back,
 )
 from semel.runtime.batch import Coordinator
-from semel.runtime.beginning import check_beginnings, check_overtaken
+from semel.runtime.beginning import check_beginnings, check_nothing_owed, check_overtaken
 from semel.runtime.commits import Waiting
+from semel.runtime.handover import may_be_running
 from semel.runtime.phases import Limits
 from semel.runtime.plans import Plans
 from semel.runtime.restore import first_to_run, keep_what_spark_planned, restore_plans
@@ -59,14 +60,21 @@ def start_exactly_once(  # noqa: PLR0913 - the first four are what it starts, th
     wait: Wait = nobody_to_wait_for,
     tell: Callable[[Waiting], None] = lambda _: None,
     is_stopped: Callable[[], bool] = lambda: False,
+    is_somebody_there: Callable[[DecisionLog], bool] = may_be_running,
 ) -> Coordinator:
     """Claim, fence, settle, sweep; then the pipeline may run. `under_way` is a batch that Spark runs already.
 
-    `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for.
+    `wait` returns when the driver that ran the pipeline before writes nothing any more, or must not be waited for. When
+    `is_somebody_there`, the stores are looked at before the claim.
     """
     if under_way is not None:
         keep_what_spark_planned(plans, under_way)
-    context = _claim(log, sinks, identity, marked=True, plans=plans, under_way=under_way)
+
+    def look() -> None:
+        if is_somebody_there(log):
+            refuse_beside_who_runs(log, plans, sinks, identity)
+
+    context = _claim(log, sinks, identity, marked=True, plans=plans, under_way=under_way, look=look)
     coordinator = Coordinator(context, _participants(sinks, context), log, plans, limits)
     coordinator.tell, coordinator.is_stopped = tell, is_stopped
     coordinator.strange_marks = partial(strange_marks, sinks, identity.pipeline)
@@ -118,11 +126,21 @@ def start_weaker(
     plans: Plans | None = None,
     wait: Wait = nobody_to_wait_for,
     under_way: int | None = None,
+    decisions: DecisionLog | None = None,
 ) -> Weaker:
-    """At-least-once and at-most-once: no marker, no recovery; only what an earlier run staged is dropped."""
+    """At-least-once and at-most-once: no marker, no recovery; only what an earlier run staged is dropped.
+
+    `decisions` is the log of the checkpoint also where the guarantee keeps none: exactly-once may have left one.
+    """
+    decisions = decisions or log
+    if decisions is not None and plans is not None:
+        check_nothing_owed(decisions, plans)
     if log is not None:
         context = _claim(log, sinks, identity, marked=False, plans=plans, under_way=under_way)
         wait(log, context.incarnation)
+        if plans is not None:
+            # The older driver may have decided one more while it left.
+            check_nothing_owed(log, plans)
     else:
         context = Context(identity.pipeline, identity.name or identity.known_by, Incarnation(0), marked=False)
     weaker = Weaker(context, _participants(sinks, context), log)
@@ -139,6 +157,7 @@ def _claim(
     marked: bool,
     plans: Plans | None,
     under_way: int | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> Context:
     found = log.identity()
     if found is not None:
@@ -149,6 +168,7 @@ def _claim(
     log.claimed(log.newest_claim())
     for sink in sinks if marked else ():
         sink.check_store(identity.pipeline)
+    look()
     if found is None:
         log.create_identity(identity)
     if plans is not None:
@@ -158,6 +178,24 @@ def _claim(
     incarnation = log.claim(sinks={s.name: s.describe() for s in sinks})
     failpoint("startup.claimed")
     return Context(identity.pipeline, _name(identity, found), incarnation, marked)
+
+
+def refuse_beside_who_runs(log: DecisionLog, plans: Plans, sinks: Sequence[Sink], identity: Identity) -> None:
+    """What the stores show that a start is refused for, looked for while it fences nobody, and once more after that.
+
+    The stores come first: what they show of a driver that goes on meanwhile is in the log by the time that it is read.
+    """
+    # As nobody's incarnation: the driver that runs may end our sessions, and takes none of them for its own.
+    onlooker = Context(identity.pipeline, _name(identity, log.identity()), Incarnation(0))
+    participants = _participants(sinks, onlooker)
+    try:
+        remains = {name: participant.recover() for name, participant in participants.items()}
+    finally:
+        for participant in participants.values():
+            participant.close()
+    _refuse_a_replaced_checkpoint(remains, onlooker, {sink.name: sink.starts for sink in sinks})
+    batch = first_to_run(log, plans.next_batch())
+    _refuse_a_rolled_back_checkpoint(remains, batch, log.journal(batch))
 
 
 def _name(identity: Identity, found: Identity | None) -> str:
@@ -290,10 +328,13 @@ def _facts_of(remain: Remains) -> SinkFacts:
 
 def strange_marks(sinks: Sequence[Sink], pipeline: PipelineId, batch: int, journal: Journal) -> str:
     """What the sinks show of a batch that its decision does not name: somebody has decided it for other rows."""
-    decided = {(c.attempt.attempt, c.attempt.incarnation) for c in effective_committables(journal) or ()}
+    named = effective_committables(journal) or ()
+    decided = {(c.attempt.attempt, c.attempt.incarnation) for c in named}
+    plans = {c.plan for c in named if c.plan}
     for sink in sinks:
         for mark in sink.evidence(pipeline, range(batch, batch + 1)).marks:
             by = (mark.attempt, mark.incarnation)
-            if mark.batch == batch and UNSAID not in by and is_strange(by, decided):
-                return f"sink {sink.name} shows attempt {mark.attempt} of incarnation {mark.incarnation}"
+            if mark.batch == batch and is_strange(None if UNSAID in by else by, decided, mark.plan, plans):
+                whose = "another plan" if UNSAID in by else f"attempt {by[0]} of incarnation {by[1]}"
+                return f"sink {sink.name} shows {whose}"
     return ""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from semel.errors import CommitStalled
 from semel.failpoints import failpoint
 from semel.protocol.events import Outcome, Started
+from semel.protocol.recovery import effective_committables, slot_to_begin_in
 from semel.protocol.step import Batch
+from semel.runtime.beginning import owed
 from semel.runtime.command import start_again
 from semel.runtime.phases import Phases, Report, Stage
 from semel.runtime.work import Work, batch_failed, mended_by
@@ -25,9 +27,18 @@ class Weaker(Phases):
     def at_most_once(self, batch: int, stage: Stage) -> Report:
         """Record that the batch began, then write it. A batch that began once is not written again."""
         failpoint("batch.began")
-        if not self._log.append(Started(self.attempt(batch, 0))):
+        if not self._begins(batch):
             return Report(batch, "skipped", staged=False)
         return self._write_through(batch, stage, "the pipeline goes on with the next batch")
+
+    def _begins(self, batch: int) -> bool:
+        """Whether nobody has begun the batch before. One that an older driver has decided meanwhile is not skipped."""
+        slot = slot_to_begin_in(self._log.journal(batch))
+        if slot is not None and self._log.append(Started(self.attempt(batch, slot))):
+            return True
+        if effective_committables(self._log.journal(batch)) is not None:
+            raise owed(batch)
+        return False
 
     def _write_through(self, batch: int, stage: Stage, then: str) -> Report:
         attempt = self.attempt(batch, 0)

@@ -143,6 +143,7 @@ def _start(world: World, line: Line, query: Query, under_way: int | None = None)
         Identity(PIPELINE, "simulated"),
         limits=LIMITS,
         under_way=under_way,
+        is_somebody_there=lambda _: world.looks_before_claims,
     )
     coordinator.in_hand, coordinator.begins_behind = query.in_hand, query.begins_behind
     world.counts["starts"] += 1

@@ -77,6 +77,8 @@ class World:
         #: How many tasks write a batch, each several partitions; 0 where each partition has a task of its own. Drawn
         #: by dice of its own, so that it changes nothing else in a world.
         self.hands = random.Random(f"hands of {seed}").choice((0, 0, 1, 2))  # noqa: S311 - a game, not a secret
+        #: In some worlds nobody can tell that an older driver is gone: each start looks at the stores before it claims.
+        self.looks_before_claims = seed % 5 == 4
         self.records = MemoryStore()
         #: Batches whose journals were forgotten. What lies there now was recorded later; nobody acts on it.
         self.pruned: set[int] = set()
@@ -332,6 +334,8 @@ def the_real_code_in(world: World) -> Iterator[None]:
         (log_module, "_now", lambda: f"{world.now:.3f} s"),
         (logging.getLogger("semel"), "disabled", True),
     ]
+    if world.looks_before_claims:
+        world.counts["worlds that look before they claim"] += 1
     if world.forgets_soon:
         replaced += [(phases_module, "TIDY_EVERY_BATCHES", 2), (phases_module, "BATCHES_KEPT", 1)]
         replaced += [(log_module, "INCARNATIONS_KEPT", 3)]

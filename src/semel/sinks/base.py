@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from semel.errors import ConfigError, Fenced
+from semel.errors import ConfigError, Fenced, InDoubt
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, sink_name, to_sink_name
 from semel.protocol.events import Committable, Outcome
+from semel.protocol.plans import is_of_another_plan
 from semel.protocol.refusals import AGAIN, NOW, words
 
 if TYPE_CHECKING:
@@ -154,9 +155,10 @@ class Participant(ABC):
     def commit(self, committable: Committable) -> Outcome:
         """Make it visible. Idempotent, and works from a fresh process with nothing but the committable.
 
-        Raises SinkUnavailable when the store does not answer: that is no outcome, and the coordinator asks again. Any
-        other error is one of a program, which does not mend itself. The call has as long as `semel.deadline` says;
-        after that the coordinator does not wait for it any more, and only the marker tells what came of it.
+        Raises SinkUnavailable when the store does not answer: that is no outcome, and the coordinator asks again.
+        Raises InDoubt when a marker of the batch is not of the rows at hand; see `refuse_another_plan`. Any other error
+        is one of a program, which does not mend itself. The call has as long as `semel.deadline` says; after that the
+        coordinator does not wait for it any more, and only the marker tells what came of it.
         """
 
     @abstractmethod
@@ -265,6 +267,18 @@ class Sink(ABC):
         It may be asked beside a running driver. Raises SinkUnavailable when the store does not answer.
         """
         return Evidence(why=f"{self.describe()} does not list its markers")
+
+
+def refuse_another_plan(sink: Sink, batch: int, marker: str, plan: str) -> None:
+    """Raise when a marker of this batch is of another plan than the rows at hand: it does not prove these."""
+    if is_of_another_plan(marker, plan):
+        raise InDoubt(
+            f"Sink {sink.name} ({sink.describe()}) holds batch {batch} of another plan: another driver runs this "
+            "pipeline on another copy of its checkpoint.",
+            data_now=f"nothing of batch {batch} was decided or written here; the sink shows what the other one wrote",
+            remedy="Stop the other driver and keep one of the two checkpoints. Rows that only the other one has read "
+            "must be written by hand.",
+        )
 
 
 def committable_for(

@@ -15,6 +15,7 @@ UNSAID = -1
 class Mark:
     """A marker: the store's own proof that it has committed rows of a batch.
 
+    `attempt` and `incarnation` are those of the attempt that was decided, whoever has committed it.
     `part` is the branch that it stands for, or empty where one marker stands for all rows of the batch in this sink.
     `damage` says that rows which it proves cannot be there any more, where the store can tell. `plan` is the digest of
     the plan that the rows follow from, empty where the marker does not say it.

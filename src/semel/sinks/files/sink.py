@@ -31,7 +31,16 @@ from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SinkUnavailab
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, Incarnation, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.base import (
+    Context,
+    Participant,
+    Remains,
+    Sink,
+    StagedPart,
+    Writer,
+    committable_for,
+    refuse_another_plan,
+)
 from semel.sinks.evidence import NOTHING_KNOWN, Evidence, Mark
 from semel.sinks.files.layout import (
     SUFFIX,
@@ -310,7 +319,9 @@ class _FilesParticipant(Participant):
         Whoever created the manifest may have died before its name was on the disk.
         """
         sync_folder(self._manifest(committable).parent)
-        named = {file["name"] for file in read_manifest(self._manifest(committable))["files"]}
+        said = read_manifest(self._manifest(committable))
+        refuse_another_plan(self.sink, committable.attempt.batch, said.get("plan", ""), committable.plan)
+        named = {file["name"] for file in said["files"]}
         for file in files:
             self.layout.staged(file.branch).unlink(missing_ok=True)
             if file.name not in named:
@@ -346,7 +357,7 @@ class _FilesParticipant(Participant):
             "sink": committable.sink,
             "batch": a.batch,
             "attempt": a.attempt,
-            "incarnation": self.context.incarnation,
+            "incarnation": a.incarnation,
             "rows": committable.rows,
             "plan": committable.plan,
             "files": [{"name": file.name, "rows": file.rows, "bytes": file.bytes} for file in files],

@@ -12,7 +12,7 @@ from semel.errors import BatchFailed, ConfigError, Fenced, SemelError
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for
+from semel.sinks.base import Context, Participant, Remains, StagedPart, committable_for, refuse_another_plan
 from semel.sinks.evidence import NOTHING_KNOWN, Evidence, Mark
 from semel.sinks.sql.ahead import Ahead
 from semel.sinks.sql.sink import Execute, SqlSink
@@ -98,8 +98,8 @@ class SqlParticipant(Participant):
             self._refuse_if_older(run)
         return not self._is_done(run, attempt)
 
-    def _is_done(self, run: Execute, attempt: Attempt) -> bool:
-        return self.context.marked and bool(self._marks(run, attempt.batch, WHOLE))
+    def _is_done(self, run: Execute, attempt: Attempt, plan: str = "") -> bool:
+        return self.context.marked and bool(self._marks(run, attempt.batch, plan, WHOLE))
 
     def prepare(self, attempt: Attempt, parts: Sequence[StagedPart]) -> tuple[Committable, ...]:
         with self.sink.translated(f"refused the rows of batch {attempt.batch}", refused=BatchFailed):
@@ -115,7 +115,7 @@ class SqlParticipant(Participant):
         name = self._firm_name(attempt)
         ahead = self._end_ahead(attempt, staged)
         with self.store.joined(attempt, name) as (held, run):
-            if ahead is None and self._is_done(run, attempt):
+            if ahead is None and self._is_done(run, attempt, committable.plan):
                 return committable
             if ahead is not None and held is not ahead.held:
                 raise RuntimeError("what was moved ahead is not held any more")
@@ -205,7 +205,7 @@ class SqlParticipant(Participant):
         """
         if not (self.context.marked and committable.payload):
             return False
-        marks = self._marks(self.store.query, committable.attempt.batch)
+        marks = self._marks(self.store.query, committable.attempt.batch, committable.plan)
         if "stages" in committable.payload:
             return WHOLE in marks
         if committable.payload.get("mark"):
@@ -259,7 +259,7 @@ class SqlParticipant(Participant):
 
     def _commit_from_stages(self, committable: Committable) -> Outcome:
         with self.store.transaction() as run:
-            if self._is_done(run, committable.attempt):
+            if self._is_done(run, committable.attempt, committable.plan):
                 return Outcome.ALREADY_COMMITTED
             self._move(run, committable)
         return Outcome.COMMITTED
@@ -284,7 +284,7 @@ class SqlParticipant(Participant):
     def _commit_empty(self, committable: Committable) -> Outcome:
         """No task marks a batch without rows, so the driver does."""
         with self.store.transaction() as run:
-            if self._marks(run, committable.attempt.batch):
+            if self._marks(run, committable.attempt.batch, committable.plan):
                 return Outcome.ALREADY_COMMITTED
             self._mark(run, committable, 0)
         failpoint(f"{self.sink.kind}.committed")
@@ -304,13 +304,17 @@ class SqlParticipant(Participant):
         if run(f"SELECT 1 {old} LIMIT 1", values):
             run(f"DELETE {old}", values)
 
-    def _marks(self, run: Execute, batch: int, part: str | None = None) -> list[str]:
-        """The parts of a batch that are visible."""
+    def _marks(self, run: Execute, batch: int, plan: str, part: str | None = None) -> list[str]:
+        """The parts of a batch that are visible. Rows of another plan are not those that anybody asks for."""
+        said = "plan" if self.store.keeps_plans else "''"
         found = run(
-            "SELECT part FROM {ledger} WHERE pipeline = %s AND sink = %s AND batch = %s",
+            f"SELECT part, {said} FROM {{ledger}} WHERE pipeline = %s AND sink = %s AND batch = %s",  # noqa: S608 - ours
             (self.context.pipeline, self.sink.name, batch),
         )
-        return [row[0] for row in found if part is None or row[0] == part]
+        found = [row for row in found if part is None or row[0] == part]
+        for _, marked in found:
+            refuse_another_plan(self.sink, batch, marked, plan)
+        return [visible for visible, _ in found]
 
     # Leftovers --------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,17 @@ from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SinkUnavailab
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch, PipelineId, parse_branch
 from semel.protocol.events import Committable, Outcome
-from semel.sinks.base import Capabilities, Context, Participant, Remains, Sink, StagedPart, Writer, committable_for
+from semel.sinks.base import (
+    Capabilities,
+    Context,
+    Participant,
+    Remains,
+    Sink,
+    StagedPart,
+    Writer,
+    committable_for,
+    refuse_another_plan,
+)
 from semel.sinks.evidence import NOTHING_KNOWN, Evidence, Mark
 from semel.sinks.sqlite.database import LEDGER_ROWS_KEPT, Database, ledger_columns, may_pass, refuse_newer
 from semel.sinks.sqlite.spool import SpoolDamaged, SpoolWriter, drop_spooled, spooled_batches, spooled_branches
@@ -210,7 +220,7 @@ class _SqliteParticipant(Participant):
         committable = committable_for(self.sink.name, attempt, parts, {})
         try:
             self.database.keep_only(attempt)
-            if self.context.marked and self._marker(attempt.batch):
+            if self._is_marked(committable):
                 return (committable,)
             with self.database.joined(attempt):
                 if self.context.marked:
@@ -253,7 +263,7 @@ class _SqliteParticipant(Participant):
 
     def _commit_from_spool(self, committable: Committable) -> Outcome:
         with self.database.transaction("commit"):
-            if self.context.marked and self._marker(committable.attempt.batch):
+            if self._is_marked(committable):
                 return Outcome.ALREADY_COMMITTED
             self._move(committable)
         return Outcome.COMMITTED
@@ -279,7 +289,7 @@ class _SqliteParticipant(Participant):
             "INSERT INTO semel_ledger (pipeline, sink, batch, attempt, incarnation, rows, name, format, plan, target) "
             "VALUES (?,?,?,?,?,?,?,?,?,?)",
             (
-                *(context.pipeline, c.sink, c.attempt.batch, c.attempt.attempt, context.incarnation),
+                *(context.pipeline, c.sink, c.attempt.batch, c.attempt.attempt, c.attempt.incarnation),
                 *(c.rows, context.name, formats.LEDGER, c.plan, self.sink.table),
             ),
         )
@@ -288,12 +298,18 @@ class _SqliteParticipant(Participant):
             (context.pipeline, c.sink, c.attempt.batch - LEDGER_ROWS_KEPT),
         )
 
-    def _marker(self, batch: int) -> bool:
+    def _is_marked(self, committable: Committable) -> bool:
+        """Whether the batch is visible. Rows of another plan are not these."""
+        if not self.context.marked:
+            return False
+        batch = committable.attempt.batch
         found = self.database.execute(
-            "SELECT 1 FROM semel_ledger WHERE pipeline = ? AND sink = ? AND batch = ?",
+            "SELECT plan FROM semel_ledger WHERE pipeline = ? AND sink = ? AND batch = ?",
             (self.context.pipeline, self.sink.name, batch),
-        )
-        return found.fetchone() is not None
+        ).fetchone()
+        if found is not None:
+            refuse_another_plan(self.sink, batch, found[0], committable.plan)
+        return found is not None
 
     def abort(self, branches: Iterable[Branch]) -> None:
         named = list(branches)
