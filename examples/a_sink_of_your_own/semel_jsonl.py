@@ -154,9 +154,8 @@ class _Participant(Participant):
         return Path(self.sink.path, f"{name}.jsonl")
 
     def marker(self, committable: Committable) -> bytes:
-        a = committable.attempt
-        said = {"name": self.context.name, "attempt": a.attempt, "incarnation": a.incarnation, "rows": committable.rows}
-        line = {MARKER: {**said, "plan": committable.plan}}
+        said = {"name": self.context.name, "incarnation": committable.attempt.incarnation, "rows": committable.rows}
+        line = {MARKER: {**said, "attempt": committable.attempt.attempt, "plan": committable.plan}}
         return json.dumps(line).encode() + b"\n" if self.context.marked else b""
 
     @_reachable()

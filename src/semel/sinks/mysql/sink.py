@@ -128,7 +128,7 @@ class MySql(SqlSink):
     def check(self, schema: pa.Schema) -> None:
         self._check_number_of_columns(schema)
         self.check_columns(schema)
-        with self.translated("cannot be checked", refused=ConfigError):
+        with self.in_time(), self.translated("cannot be checked", refused=ConfigError):
             connection = self.place.connect()
             with connection:
                 run = runner(connection, self.place)

@@ -85,7 +85,8 @@ class Postgres(SqlSink):
         from semel.sinks.postgres.checks import check
 
         self.check_columns(schema)
-        check(self, schema)
+        with self.in_time():
+            check(self, schema)
 
     def room(self, piece: int) -> int:
         """In mode dedup, the ids of a piece become one value (`moves`), which PostgreSQL holds in memory."""

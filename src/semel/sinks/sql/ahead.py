@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
+from semel.deadline import seconds_left
+from semel.errors import SinkUnavailable
 from semel.failpoints import failpoint
 from semel.ids import Attempt, Branch
 from semel.sinks.sql.moves import Mover
@@ -67,7 +69,10 @@ class Ahead:
         If not, it is rolled back.
         """
         self._ended.set()
-        self._thread.join()
+        self._thread.join(seconds_left())
+        if self._thread.is_alive():
+            # It ends behind its piece. What it leaves open is rolled back by whoever opens the next transaction.
+            raise SinkUnavailable(f"{self._sink.describe()} is still moving rows of {self.attempt}.")
         if not self.moved:
             return False
         kept = not self._failed and self._store.holds(self.held) and self.moved.items() <= staged.items()

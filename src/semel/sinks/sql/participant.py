@@ -319,7 +319,7 @@ class SqlParticipant(Participant):
     # Leftovers --------------------------------------------------------------------------------------------------------
 
     def recover(self) -> Remains:
-        with self.sink.translated("did not say what is left in it"):
+        with self.sink.in_time(), self.sink.translated("did not say what is left in it"):
             branches = self._leftovers()
             if not (self.context.marked and self.store.has_bookkeeping()):
                 return Remains(branches)
@@ -348,7 +348,7 @@ class SqlParticipant(Participant):
     def evidence(self, batches: range) -> Evidence:
         """The ledger rows of these batches and of younger ones."""
         us = self.context.pipeline, self.sink.name
-        with self.sink.translated("did not show its ledger"):
+        with self.sink.in_time(), self.sink.translated("did not show its ledger"):
             branches = self._leftovers()
             why = f"there is no ledger of this pipeline beside {self.sink.describe()}"
             if not self.store.has_bookkeeping():

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from semel.deadline import within
 from semel.errors import BatchFailed, ConfigError, SchemaMismatch, SemelError, SinkUnavailable
 from semel.ids import Branch, Incarnation, PipelineId
 from semel.sinks.base import Capabilities, Context, Participant, Sink
@@ -33,6 +34,8 @@ VERSION_COLUMN = "semel_version"
 VERSIONS_TABLE = "semel_versions"
 #: What names of columns that we need beside those of the rows begin with.
 RESERVED = "semel_"
+#: At the least, for the questions of a check, a start or an audit about a database.
+ASK_S_MIN = 60.0
 RETENTION_S = 7 * 24 * 3600.0
 #: A task stages so many rows in a table, then begins another: the driver moves the first ones meanwhile (`ahead`).
 PIECE_ROWS = 50_000
@@ -266,6 +269,10 @@ class SqlSink(Sink):
 
         `lasting` is for what no second try can mend: a right that is missing, a table that is gone, a row in the way.
         """
+
+    def in_time(self) -> AbstractContextManager[None]:
+        """For questions about the database, which are quick: of a server that is frozen nobody waits for the answer."""
+        return within(max(ASK_S_MIN, self.timeout_s))
 
     @abstractmethod
     def store(self, context: Context) -> Store:

@@ -303,7 +303,7 @@ class Store(ABC):
 
     def forget(self, attempts: Iterable[Attempt] | None = None) -> None:
         """Roll back what is held, whatever it is or where it is of one of these attempts."""
-        with self.lock:
+        with self.locked():
             held = self._held
             if held is not None and (attempts is None or held.attempt in set(attempts)):
                 self._held = None
