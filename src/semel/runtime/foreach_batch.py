@@ -122,7 +122,13 @@ class BatchFunction:
         else:
             log = checkpoint.log if self.guarantee == "at-most-once" else None
             self._coordinator = start_weaker(
-                log, self.sinks, identity, plans=checkpoint.plans, wait=wait_for_older, under_way=under_way
+                log,
+                self.sinks,
+                identity,
+                plans=checkpoint.plans,
+                wait=wait_for_older,
+                under_way=under_way,
+                decisions=checkpoint.log,
             )
             self._coordinator.tell = self.waiting
         self._latest = self._coordinator
