@@ -42,7 +42,7 @@ class World:
         try:
             yield
         finally:
-            self.proxy.mend()
+            self.proxy.repair()
 
     def gives_up(self, ask: Callable[[], object], why: str) -> SemelError:
         began = time.monotonic()
@@ -118,7 +118,7 @@ def test_a_roll_back_is_given_up_while_rows_are_being_moved_ahead(
         began = time.monotonic()
         coordinator.roll_back(which)
         assert time.monotonic() - began < SECONDS + SLACK_S
-        world.proxy.mend()
+        world.proxy.repair()
         assert coordinator.had_trouble
         writer.abort()
         participant.abort(participant.recover().branches)
