@@ -73,11 +73,10 @@ class Reader:
         self._pipe.send("count")
         return int(self._answer(60))
 
-    def newest(self) -> tuple[int, int]:
-        """Rows so far, and when the newest of them became visible."""
+    def newest_sent_ns(self) -> int:
+        """When the row was sent that was the last to become visible so far."""
         self._pipe.send("newest")
-        rows, seen_ns = self._answer(60)
-        return int(rows), int(seen_ns)
+        return int(self._answer(60))
 
     def wait_for(self, rows: int, seconds_max: float) -> None:
         """Until that many rows of each topic were seen. Returns at the limit, too: what is missing, is lost."""
@@ -136,18 +135,20 @@ def _read(pipe: Any, servers: str, topics: list[str]) -> None:
         first = consumer.poll(POLL_S)
         if first is not None:
             messages = [first, *consumer.consume(ROWS_AT_ONCE, 0)]
-            newest_ns = time.monotonic_ns()
-            rows += _note(found, messages, newest_ns)
+            newest_ns = max(newest_ns, _note(found, messages, time.monotonic_ns()))
+            rows += len(messages)
         if pipe.poll():
             word = pipe.recv()
             if word == "finish":
                 break
-            pipe.send(rows if word == "count" else (rows, newest_ns))
+            pipe.send(rows if word == "count" else newest_ns)
     consumer.close()
     pipe.send({topic: tuple(column.tobytes() for column in columns) for topic, columns in found.items()})
 
 
 def _note(found: dict[str, tuple[array[int], ...]], messages: list[Any], now_ns: int) -> int:
+    """When the newest of them was sent."""
+    newest_ns = 0
     for message in messages:
         if message.error() is not None:
             raise RuntimeError(str(message.error()))
@@ -157,4 +158,5 @@ def _note(found: dict[str, tuple[array[int], ...]], messages: list[Any], now_ns:
         sent.append(sent_ns)
         seen.append(now_ns)
         appended.append(message.timestamp()[1])
-    return len(messages)
+        newest_ns = max(newest_ns, sent_ns)
+    return newest_ns

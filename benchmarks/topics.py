@@ -15,7 +15,7 @@ class Topics:
         from confluent_kafka.admin import AdminClient
 
         self.servers = servers
-        self._admin: Any = AdminClient({"bootstrap.servers": servers})
+        self._admin: Any = AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
     def make(self, what: str) -> str:
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]

@@ -48,7 +48,8 @@ class Job:
 
 
 def tell(event: str, **more: object) -> None:
-    print(json.dumps({"event": event, "at": time.monotonic(), **more}), flush=True)
+    at = {"at": time.monotonic(), "wall_ns": time.time_ns()}
+    print(json.dumps({"event": event, **at, **more}), flush=True)
 
 
 def words() -> Iterator[str]:
