@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--state-partitions", type=int, default=200)
     parser.add_argument("--only", default=",".join(WRITERS), help="engines and sinks, by comma")
     parser.add_argument("--warm-s", type=float, default=15)
-    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     require_even(given.keys)
