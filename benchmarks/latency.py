@@ -26,6 +26,7 @@ sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks.engines.launch import Running, running  # noqa: E402
 from benchmarks.engines.talk import MARK, Job  # noqa: E402
+from benchmarks.processes import end_in_good_order  # noqa: E402
 from benchmarks.reader import Seen, reading  # noqa: E402
 from benchmarks.rows import ROW_BYTES, fed  # noqa: E402
 from benchmarks.topics import Topics  # noqa: E402
@@ -113,6 +114,7 @@ def plot(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    end_in_good_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=int, default=2_000, help="rows a second")
     parser.add_argument("--only", default=",".join(ENGINES), help="engines, by comma")

@@ -30,6 +30,8 @@ if __name__ == "__main__":
     # A file beside this one would hide the package `kafka`.
     sys.path[0] = str(Path(__file__).parents[1])
 
+from benchmarks.processes import end_in_good_order
+
 import semel
 from semel.run.session import DEFAULTS, LOOPBACK
 from semel.runtime.phases import Report
@@ -184,6 +186,7 @@ def measure_state(spark: SparkSession, folder: Path, rows: int, batches: int, pa
 
 
 def main() -> None:
+    end_in_good_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000)
     parser.add_argument("--batches", type=int, default=120)

@@ -34,6 +34,7 @@ from benchmarks import latency  # noqa: E402
 from benchmarks.engines.counts import require_even  # noqa: E402
 from benchmarks.engines.recovery import recoveries  # noqa: E402
 from benchmarks.engines.throughput import Bench, copied, counted  # noqa: E402
+from benchmarks.processes import end_in_good_order  # noqa: E402
 from benchmarks.rows import ROW_BYTES, preload  # noqa: E402
 from benchmarks.topics import Topics  # noqa: E402
 
@@ -208,6 +209,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    end_in_good_order()
     given = arguments()
     for keys in given.keys:
         require_even(keys)

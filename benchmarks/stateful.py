@@ -27,6 +27,7 @@ sys.path[0] = str(Path(__file__).parents[1])
 from benchmarks.engines.counts import Counts, PostgresCounts, SqliteCounts, TopicCounts, require_even  # noqa: E402
 from benchmarks.engines.launch import running  # noqa: E402
 from benchmarks.engines.talk import MARK, Job  # noqa: E402
+from benchmarks.processes import end_in_good_order  # noqa: E402
 from benchmarks.rows import fed, preload  # noqa: E402
 from benchmarks.topics import Topics  # noqa: E402
 
@@ -110,6 +111,7 @@ def result_of(found: dict[str, dict[str, Any]], given: argparse.Namespace) -> di
 
 
 def main() -> None:
+    end_in_good_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=int, default=2_000, help="rows a second")
     parser.add_argument("--keys", type=int, default=10_000)
