@@ -69,7 +69,7 @@ class Reader:
         self._answer(60)
 
     def count(self) -> int:
-        """Rows so far, of all topics."""
+        """Rows so far, of all topics; one that came twice in a topic is one."""
         self._pipe.send("count")
         return int(self._answer(60))
 
@@ -125,38 +125,49 @@ def consumer_of(servers: str, topics: Sequence[str], **more: Any) -> Any:
     return consumer
 
 
+@dataclass
+class _Found:
+    """One topic: a column each for numbers, when sent, when seen, when appended; and which numbers there were."""
+
+    columns: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("q") for _ in range(4)))
+    known: bytearray = field(default_factory=bytearray)
+    distinct: int = 0
+
+    def note(self, message: Any, now_ns: int) -> int:
+        """When it was sent."""
+        number, sent_ns = HEAD.unpack_from(message.value())
+        for column, value in zip(self.columns, (number, sent_ns, now_ns, message.timestamp()[1]), strict=True):
+            column.append(value)
+        if number >= len(self.known):
+            self.known.extend(bytes(number + ROWS_AT_ONCE - len(self.known)))
+        self.distinct += not self.known[number]
+        self.known[number] = 1
+        return int(sent_ns)
+
+
 def _read(pipe: Any, servers: str, topics: list[str]) -> None:
     consumer = consumer_of(servers, topics)
-    found = {topic: tuple(array("q") for _ in range(4)) for topic in topics}
+    found = {topic: _Found() for topic in topics}
     pipe.send("ready")
-    rows, newest_ns = 0, 0
+    newest_ns = 0
     while True:
         # `consume` waits until it has all that it was asked for: only the first row may be waited for.
         first = consumer.poll(POLL_S)
         if first is not None:
             messages = [first, *consumer.consume(ROWS_AT_ONCE, 0)]
             newest_ns = max(newest_ns, _note(found, messages, time.monotonic_ns()))
-            rows += len(messages)
         if pipe.poll():
             word = pipe.recv()
             if word == "finish":
                 break
-            pipe.send(rows if word == "count" else newest_ns)
+            pipe.send(sum(one.distinct for one in found.values()) if word == "count" else newest_ns)
     consumer.close()
-    pipe.send({topic: tuple(column.tobytes() for column in columns) for topic, columns in found.items()})
+    pipe.send({topic: tuple(column.tobytes() for column in one.columns) for topic, one in found.items()})
 
 
-def _note(found: dict[str, tuple[array[int], ...]], messages: list[Any], now_ns: int) -> int:
+def _note(found: dict[str, _Found], messages: list[Any], now_ns: int) -> int:
     """When the newest of them was sent."""
-    newest_ns = 0
     for message in messages:
         if message.error() is not None:
             raise RuntimeError(str(message.error()))
-        numbers, sent, seen, appended = found[message.topic()]
-        number, sent_ns = HEAD.unpack_from(message.value())
-        numbers.append(number)
-        sent.append(sent_ns)
-        seen.append(now_ns)
-        appended.append(message.timestamp()[1])
-        newest_ns = max(newest_ns, sent_ns)
-    return newest_ns
+    return max(found[message.topic()].note(message, now_ns) for message in messages)

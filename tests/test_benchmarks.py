@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.engines.counts import TableCounts, TopicCounts, expected, require_even
 from benchmarks.plots import Bars, bars
-from benchmarks.reader import Seen, WrongRows
+from benchmarks.reader import Seen, WrongRows, _Found, _note
 from benchmarks.rows import HEAD, ROW_BYTES, key_of, value_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,6 +42,32 @@ def test_a_value_tells_its_number_and_has_its_size() -> None:
     value = value_of(4711)
     assert len(value) == ROW_BYTES
     assert HEAD.unpack_from(value)[0] == 4711
+
+
+@dataclass
+class Row:
+    number: int
+
+    def error(self) -> None:
+        return None
+
+    def topic(self) -> str:
+        return "out"
+
+    def value(self) -> bytes:
+        return HEAD.pack(self.number, self.number * 10)
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, 5
+
+
+def test_a_reader_that_waits_does_not_take_a_row_that_came_twice_for_one_that_is_missing() -> None:
+    found = {"out": _Found()}
+    assert _note(found, [Row(0), Row(7_000), Row(0)], 99) == 70_000
+    assert found["out"].distinct == 2
+    numbers, sent, seen_at, appended = (column.tolist() for column in found["out"].columns)
+    assert (numbers, sent) == ([0, 7_000, 0], [0, 70_000, 0])
+    assert (seen_at, appended) == ([99] * 3, [5] * 3)
 
 
 def test_counts_are_expected_as_keys_are_dealt_out() -> None:

@@ -20,6 +20,7 @@ from benchmarks.reader import Reader, Seen, WrongRows, reading
 from benchmarks.rows import fed
 from benchmarks.topics import Topics
 
+#: After the first row.
 WARM_S = 15.0
 CALM_S = (3.0, 6.0)
 RECOVERY_S_MAX = 180.0
@@ -39,6 +40,7 @@ def recoveries(engine: str, topics: Topics, folder: Path, say: Say, **asked: Any
         reader = stack.enter_context(reading(topics.servers, [target]))
         process = stack.enter_context(running(job, say=say))
         feeder = stack.enter_context(fed(topics.servers, source, asked["rate"]))
+        _wait_until_current(reader, process)
         time.sleep(WARM_S)
         for _ in range(asked["rounds"]):
             time.sleep(chance.uniform(*CALM_S))
@@ -69,7 +71,7 @@ def _require(engine: str, seen: Seen, rows: int) -> int:
     if engine not in AT_LEAST_ONCE:
         seen.require_each_once(engine, rows)
     elif lost := seen.lost(rows):
-        raise WrongRows(f"{engine}: of {rows:,} rows {lost:,} were lost")
+        raise WrongRows(f"{engine}: of {rows:,} rows {lost:,} were lost, {seen.doubled():,} came twice")
     return seen.doubled()
 
 
