@@ -32,7 +32,7 @@ test-long: $(VENV)/.installed  ## what takes too long for every build: more chai
 test-spark35: $(VENV35)/.installed  ## the smaller suite under PySpark 3.5.7
 	@$(VENV35)/bin/python -m pytest -n 2 --dist worksteal -m "spark35 and not long" $(ARGS)
 
-bench: $(VENV)/.installed  ## what exactly-once adds to a batch; run it on a quiet machine
+bench: $(VENV)/.installed  ## what exactly-once adds to a batch, beside Spark's own sink; run it on a quiet machine
 	@$(BIN)/python benchmarks/overhead.py $(ARGS)
 
 SEEDS ?= 2000

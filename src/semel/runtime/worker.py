@@ -29,18 +29,23 @@ def acknowledge_at_once() -> None:
     Spark sends a short header and then the rows, through a socket that has Nagle's algorithm on. The rows stay there
     until the header is acknowledged. The kernel takes 40 ms for that, because a worker that reads sends nothing.
     """
-    if hasattr(socket, "TCP_QUICKACK"):  # Linux
+    if sys.platform == "linux":
         for entry in os.listdir("/proc/self/fd"):
             with suppress(OSError):  # the descriptor of the listing itself is closed by now
                 if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
                     _acknowledge(int(entry))
 
 
+def acknowledge(connection: socket.socket) -> None:
+    """Acknowledge at once what comes through this connection."""
+    if hasattr(socket, "TCP_QUICKACK") and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
 def _acknowledge(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
     try:
-        if connection.family in (socket.AF_INET, socket.AF_INET6):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        acknowledge(connection)
     finally:
         connection.detach()
 
