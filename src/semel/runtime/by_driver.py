@@ -50,10 +50,11 @@ def rows_of(frame: DataFrame) -> Sequence[pa.RecordBatch]:
     from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
     jdf: Any = frame._jdf
+    serializer: Any = ArrowCollectSerializer()  # type: ignore[no-untyped-call]
     address, secret, server = jdf.collectAsArrowToPython()
     try:
         with _connected(address, secret) as stream:
-            *batches, order = ArrowCollectSerializer().load_stream(stream)
+            *batches, order = serializer.load_stream(stream)
     finally:
         # What failed in the JVM is raised here.
         with unwrap_spark_exception():
@@ -66,7 +67,8 @@ def _connected(address: Any, secret: str) -> Iterator[Any]:
     """The stream of a server in Spark's JVM. Where PySpark has the function depends on its version."""
     from pyspark import java_gateway, util
 
-    connect: Any = getattr(util, "local_connect_and_auth", None) or java_gateway.local_connect_and_auth
+    where: Any = util if hasattr(util, "local_connect_and_auth") else java_gateway
+    connect = where.local_connect_and_auth
     stream, connection = connect(address, secret)
     try:
         # The job may run for longer than the connection had to be made in.
