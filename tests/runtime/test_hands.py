@@ -9,7 +9,7 @@ from semel.runtime.hands import (
     AS_PLANNED,
     DRIVER_BYTES,
     Allowed,
-    Batch,
+    BatchSize,
     Hands,
     Pace,
     Written,
@@ -25,50 +25,50 @@ TASKS_ONLY = Allowed(cores=2, driver_rows=0)
 @pytest.mark.parametrize(
     ("batch", "hands"),
     {
-        "a few hundred rows": (Batch(4, False, 400), Hands(1)),
-        "some thousand": (Batch(4, False, 4_000), Hands(2)),
-        "as many as four tasks are for": (Batch(4, False, 40_000), AS_PLANNED),
-        "many": (Batch(4, False, 1_000_000), AS_PLANNED),
-        "many in many partitions": (Batch(500, False, 3_000_000), Hands(300)),
-        "nobody knows how many": (Batch(200, False, None), AS_PLANNED),
-        "few behind a shuffle": (Batch(200, True, 400), Hands(2)),
-        "many behind a shuffle": (Batch(200, True, 1_000_000), Hands(4)),
-        "nobody knows how many come out of a shuffle": (Batch(200, True, None), Hands(4)),
-        "a shuffle into few": (Batch(2, True, 1_000_000), AS_PLANNED),
-        "one partition": (Batch(1, False, 400), AS_PLANNED),
-        "none": (Batch(0, False, 0), AS_PLANNED),
+        "a few hundred rows": (BatchSize(4, False, 400), Hands(1)),
+        "some thousand": (BatchSize(4, False, 4_000), Hands(2)),
+        "as many as four tasks are for": (BatchSize(4, False, 40_000), AS_PLANNED),
+        "many": (BatchSize(4, False, 1_000_000), AS_PLANNED),
+        "many in many partitions": (BatchSize(500, False, 3_000_000), Hands(300)),
+        "nobody knows how many": (BatchSize(200, False, None), AS_PLANNED),
+        "few behind a shuffle": (BatchSize(200, True, 400), Hands(2)),
+        "many behind a shuffle": (BatchSize(200, True, 1_000_000), Hands(4)),
+        "nobody knows how many come out of a shuffle": (BatchSize(200, True, None), Hands(4)),
+        "a shuffle into few": (BatchSize(2, True, 1_000_000), AS_PLANNED),
+        "one partition": (BatchSize(1, False, 400), AS_PLANNED),
+        "none": (BatchSize(0, False, 0), AS_PLANNED),
     }.values(),
 )
-def test_there_are_as_many_tasks_as_the_rows_are_worth(batch: Batch, hands: Hands) -> None:
+def test_there_are_as_many_tasks_as_the_rows_are_worth(batch: BatchSize, hands: Hands) -> None:
     assert choose_hands(batch, TASKS_ONLY) == hands
 
 
 def test_the_driver_takes_what_is_small_in_rows_and_in_bytes() -> None:
     allowed = Allowed(cores=2)
-    assert choose_hands(Batch(4, False, 5_000), allowed) == Hands(2, on_driver=True)
-    assert choose_hands(Batch(200, True, 400), allowed) == Hands(2, on_driver=True)
-    assert choose_hands(Batch(1, False, 0), allowed) == Hands(1, on_driver=True)
-    assert not choose_hands(Batch(4, False, 5_001), allowed).on_driver
-    assert not choose_hands(Batch(4, False, None), allowed).on_driver
+    assert choose_hands(BatchSize(4, False, 5_000), allowed) == Hands(2, on_driver=True)
+    assert choose_hands(BatchSize(200, True, 400), allowed) == Hands(2, on_driver=True)
+    assert choose_hands(BatchSize(1, False, 0), allowed) == Hands(1, on_driver=True)
+    assert not choose_hands(BatchSize(4, False, 5_001), allowed).on_driver
+    assert not choose_hands(BatchSize(4, False, None), allowed).on_driver
     size = DRIVER_BYTES // 100
-    assert choose_hands(Batch(4, False, 100, row_bytes=size), allowed).on_driver
-    assert not choose_hands(Batch(4, False, 100, row_bytes=size + 1), allowed).on_driver
+    assert choose_hands(BatchSize(4, False, 100, row_bytes=size), allowed).on_driver
+    assert not choose_hands(BatchSize(4, False, 100, row_bytes=size + 1), allowed).on_driver
 
 
 def test_of_the_first_batch_of_a_start_the_driver_takes_more() -> None:
     allowed = Allowed(cores=2, driver_rows=100)
-    assert choose_hands(Batch(4, False, 1_000, is_first=True), allowed).on_driver
-    assert not choose_hands(Batch(4, False, 1_001, is_first=True), allowed).on_driver
-    assert not choose_hands(Batch(4, False, 1_000), allowed).on_driver
-    assert not choose_hands(Batch(4, False, 1, is_first=True), TASKS_ONLY).on_driver
-    assert choose_hands(Batch(4, False, 10, row_bytes=DRIVER_BYTES, is_first=True), allowed).on_driver
-    assert not choose_hands(Batch(4, False, 11, row_bytes=DRIVER_BYTES, is_first=True), allowed).on_driver
+    assert choose_hands(BatchSize(4, False, 1_000, is_first=True), allowed).on_driver
+    assert not choose_hands(BatchSize(4, False, 1_001, is_first=True), allowed).on_driver
+    assert not choose_hands(BatchSize(4, False, 1_000), allowed).on_driver
+    assert not choose_hands(BatchSize(4, False, 1, is_first=True), TASKS_ONLY).on_driver
+    assert choose_hands(BatchSize(4, False, 10, row_bytes=DRIVER_BYTES, is_first=True), allowed).on_driver
+    assert not choose_hands(BatchSize(4, False, 11, row_bytes=DRIVER_BYTES, is_first=True), allowed).on_driver
 
 
 def test_a_limit_of_the_user_holds_whatever_the_rows_are_worth() -> None:
-    assert choose_hands(Batch(8, False, 1_000_000), Allowed(cores=2, tasks_max=3)) == Hands(3)
-    assert choose_hands(Batch(8, False, None), Allowed(cores=2, tasks_max=3)) == Hands(3)
-    assert choose_hands(Batch(2, False, 1_000_000), Allowed(cores=2, tasks_max=3)) == AS_PLANNED
+    assert choose_hands(BatchSize(8, False, 1_000_000), Allowed(cores=2, tasks_max=3)) == Hands(3)
+    assert choose_hands(BatchSize(8, False, None), Allowed(cores=2, tasks_max=3)) == Hands(3)
+    assert choose_hands(BatchSize(2, False, 1_000_000), Allowed(cores=2, tasks_max=3)) == AS_PLANNED
 
 
 def test_a_batch_that_is_written_again_has_one_part_if_it_had_one_and_else_one_for_each_partition() -> None:

@@ -1,4 +1,4 @@
-"""The broker of the Kafka tests in this folder: one for all, and topics for each."""
+"""What the tests in this folder share: the broker of those of Kafka, with topics for each, and the folder of Files."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def rig(kafka_cluster: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyP
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"

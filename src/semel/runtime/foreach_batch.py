@@ -22,8 +22,7 @@ from semel.runtime.commits import Waiting
 from semel.runtime.durability import NOT_PROMISED, CheckpointSync
 from semel.runtime.hadoop_durability import hadoop_durability_warning
 from semel.runtime.handover import wait_for_older
-from semel.runtime.hands import AS_PLANNED, Allowed, Hands, Pace, Written, choose_hands, hands_again
-from semel.runtime.hands import Batch as BatchSize
+from semel.runtime.hands import AS_PLANNED, Allowed, BatchSize, Hands, Pace, Written, choose_hands, hands_again
 from semel.runtime.interpreter import require_python
 from semel.runtime.offsets import is_same_offset, offsets_in, offsets_of, rows_between
 from semel.runtime.options import PARTITIONS, Switches

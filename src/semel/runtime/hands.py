@@ -45,7 +45,7 @@ AS_PLANNED = Hands()
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSize:
     """What is known of a batch before it runs. `rows` is None where nobody can say, `row_bytes` 0 before the first.
 
     `is_first` says that it is the first one after a start.
@@ -67,7 +67,7 @@ class Allowed:
     driver_rows: int = DRIVER_ROWS
 
 
-def choose_hands(batch: Batch, allowed: Allowed) -> Hands:
+def choose_hands(batch: BatchSize, allowed: Allowed) -> Hands:
     """For a batch that is staged for the first time. One that is staged again has what it was decided with."""
     if batch.rows is not None and _suits_the_driver(batch, batch.rows, allowed):
         return Hands(min(allowed.cores, batch.partitions), on_driver=True)
@@ -84,7 +84,7 @@ def choose_hands(batch: Batch, allowed: Allowed) -> Hands:
     return Hands(wanted) if wanted < batch.partitions else AS_PLANNED
 
 
-def _suits_the_driver(batch: Batch, rows: int, allowed: Allowed) -> bool:
+def _suits_the_driver(batch: BatchSize, rows: int, allowed: Allowed) -> bool:
     times = FIRST_BATCH if batch.is_first else 1
     if not allowed.driver_rows or rows > times * allowed.driver_rows:
         return False

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 
+from semel.sources.lag import ends_in
+
 #: What Spark writes in place of an offset while a source has brought nothing.
 NO_OFFSET = "-"
 
@@ -85,9 +87,8 @@ def rows_between(since: Sequence[str], upto: Sequence[str]) -> int | None:
     )
 
 
-def _ends(offset: str) -> dict[tuple[str, str], int]:
-    topics = {} if offset == NO_OFFSET else json.loads(offset)
-    return {(topic, number): int(end) for topic, ends in topics.items() for number, end in ends.items()}
+def _ends(offset: str) -> dict[tuple[str, int], int]:
+    return {} if offset == NO_OFFSET else ends_in(offset)
 
 
 def is_same_offset(one: str, other: str) -> bool:

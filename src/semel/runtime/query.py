@@ -100,7 +100,10 @@ class RunningQuery:
         return int(self._execution.sparkSession().sparkContext().defaultParallelism())
 
     def is_shuffled(self, rdd: Any) -> bool:
-        """Whether the rows of a batch come out of a shuffle. It is so in every batch of a query, or in none."""
+        """Whether the rows of a batch come out of a shuffle, as the first one of this run did.
+
+        Spark may join otherwise in another batch. So only the number of tasks goes by this, and no fingerprint.
+        """
         if self._is_shuffled is None:
             self._is_shuffled = is_shuffled(rdd)
         return self._is_shuffled

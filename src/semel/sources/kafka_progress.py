@@ -8,7 +8,6 @@ error. The offsets come from Spark's log in the checkpoint, which has a line for
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from semel.errors import SemelError
 from semel.sources.kafka import GROUP, SERVERS
 from semel.sources.kafka_broker import Broker, Offsets, Partition, with_its_tokens
-from semel.sources.lag import Lag
+from semel.sources.lag import Lag, ends_in
 from semel.sources.plan import PlannedSource
 
 ANSWER_S_MAX = 10.0
@@ -52,12 +51,7 @@ def reached_in(log: bytes | None, sources: Sequence[PlannedSource]) -> list[Reac
         raise ValueError("Spark's log of offsets is not there or reads differently from what semel knows")
     pairs = zip(sources, lines, strict=True)
     # A source that has not begun yet has a dash in its place.
-    return [Reached(s, _offsets(line)) for s, line in pairs if GROUP in s.options and line != "-"]
-
-
-def _offsets(line: str) -> dict[Partition, int]:
-    found = json.loads(line)
-    return {(topic, int(number)): int(at) for topic, numbers in found.items() for number, at in numbers.items()}
+    return [Reached(s, ends_in(line)) for s, line in pairs if GROUP in s.options and line != "-"]
 
 
 def lowest(offsets: Iterable[Offsets]) -> dict[Partition, int]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+def ends_in(offset: str) -> dict[tuple[str, int], int]:
+    """Up to where each partition is read, by topic and number, as an offset of Kafka stands in Spark's log."""
+    topics = json.loads(offset)
+    return {(topic, int(number)): int(at) for topic, numbers in topics.items() for number, at in numbers.items()}
 
 
 @dataclass(frozen=True)
